@@ -1,0 +1,303 @@
+"""The content of regular files: open, read, write, truncate, sync, release.
+
+Work goes straight to the live file; a journal's writes pass through its fold (`journal`). Two rules hold everywhere here:
+
+* A dirty mark is committed before the first byte of a clean file changes.
+* No `await` between looking at an inode and changing it. What may wait for a disk (a cold read, a sync) is awaited first, then everything
+  is looked at again.
+"""
+
+import stat
+from collections.abc import Callable
+
+import trio
+
+from deltapool.fs.classes import FileClass
+from deltapool.fs.errors import Damaged, FileTooLarge, Invalid, IsDirectory, ReadOnly
+from deltapool.fs.inode import Inode
+from deltapool.fs.inodes import Inodes
+from deltapool.fs.journal import Journal
+from deltapool.fs.livefile import LiveFile
+from deltapool.fs.space import Space
+
+OFFSET_MAX = (1 << 63) - 1
+WARM_TRIES = 3
+
+
+class Files:
+    def __init__(self, inodes: Inodes, space: Space) -> None:
+        self.inodes = inodes
+        self.database = inodes.database
+        self.store = inodes.store
+        self.clock = inodes.clock
+        self.limits = inodes.limits
+        self.stats = inodes.stats
+        self.space = space
+        self.hurry: Callable[[], None] = lambda: None  # asks for the background work to begin at once
+
+    # --- handles
+
+    def open(self, inode: Inode, *, writable: bool) -> None:
+        """A handle more. The live file is opened with the first one. Raises Damaged if it is missing."""
+        if not inode.is_file:
+            raise IsDirectory(f"inode {inode.ino}") if inode.is_directory else Invalid(f"inode {inode.ino} has no content")
+        self.live(inode)
+        inode.handles += 1
+        inode.writers += writable
+
+    def release(self, inode: Inode, *, writable: bool) -> None:
+        """A handle less. With the last writable one a held-back truncation ends, and times go to the live file."""
+        inode.handles -= 1
+        inode.writers -= writable
+        if writable and not inode.writers and self.database.failure is None:
+            self.end_hold(inode)
+            self.store_times(inode)
+            if inode.live is not None and inode.live.is_new:
+                self.hurry()
+        self.close_live(inode)
+        if inode.nlink == 0 and inode.forgotten and not inode.handles:
+            self.inodes.discard(inode)
+
+    def live(self, inode: Inode) -> LiveFile:
+        if inode.live is None:
+            try:
+                inode.live = self.store.open(inode.ino)
+            except FileNotFoundError:
+                raise Damaged(f"the live file of inode {inode.ino} is missing: {self.store.path(inode.ino)}") from None
+        return inode.live
+
+    def close_live(self, inode: Inode) -> None:
+        """Closes the descriptor unless a handle needs it. Bytes in the page cache are safe without it."""
+        if inode.live is not None and not inode.handles:
+            inode.live.close()
+            inode.live = None
+
+    def journal(self, inode: Inode) -> Journal:
+        """What is known of an inode of class journal, loaded with the first use."""
+        if inode.journal is None:
+            namespace = self.inodes.namespace
+            note, segments = namespace.journal_note(inode.ino), namespace.segments(inode.ino)
+            inode.journal = Journal(inode.ino, inode.size, note, segments, self.limits.patch_ranges)
+        return inode.journal
+
+    def becomes_journal(self, inode: Inode) -> None:
+        """A file of another class is a journal from now on, and all of it is new. Inside an operation."""
+        journal = inode.journal = Journal(inode.ino, inode.size, None, [], self.limits.patch_ranges)
+        journal.counts.written, journal.counts.changed = inode.written, inode.size
+        journal.nuls = True  # until it has been looked through
+        self.stats.work_written -= inode.written
+        inode.written = 0
+        self.inodes.namespace.note_journal(inode.ino, journal.note)
+        self.inodes.namespace.mark_dirty(inode.ino)
+        inode.marked = True
+        inode.changed_at = self.clock.steady()
+        self.inodes.dirty[inode.ino] = inode
+
+    # --- reading
+
+    async def read(self, inode: Inode, offset: int, size: int) -> bytes:
+        """Up to `size` bytes, fewer only at the end of the file."""
+        size = min(size, inode.size - offset)
+        if size <= 0:
+            return b""
+        live = self.live(inode)
+        if inode.file_class == FileClass.JOURNAL:
+            self.journal(inode).counts.read += size
+        data = live.read_now(offset, size) if size <= self.limits.inline_read_bytes else None
+        if data is None:
+            with live.in_use():
+                data = await trio.to_thread.run_sync(live.read, offset, size)
+        if inode.live is live and len(data) < size:
+            self._found_shorter(inode, live)
+        return data
+
+    def _found_shorter(self, inode: Inode, live: LiveFile) -> None:
+        """The live file ends before the inode does, and nobody here truncated it."""
+        if live.stat().st_size < inode.size:
+            raise Damaged(f"the live file of inode {inode.ino} was shortened from outside: {self.store.path(inode.ino)}")
+
+    # --- changing
+
+    def _may_change(self, inode: Inode) -> None:
+        """Raises unless content may change now; commits the dirty mark of a clean file."""
+        if inode.marked:
+            if self.database.failure is not None:
+                raise ReadOnly(self.database.failure)
+            return
+        if inode.nlink:
+            self.database.check_writable()
+            self.database.begin()
+            self.inodes.namespace.mark_dirty(inode.ino)
+            self.database.commit()
+        inode.marked = True
+
+    def _changed(self, inode: Inode, size: int) -> None:
+        if size != inode.size:
+            if inode.nlink:
+                self.stats.resized(inode.file_class, size - inode.size)
+            inode.size = size
+        inode.mtime_ns = inode.ctime_ns = self.clock.now_ns()
+        inode.times_set = True
+        inode.changes += 1
+        inode.changed_at = self.clock.steady()
+        if inode.nlink:
+            self.inodes.dirty[inode.ino] = inode
+        if inode.mode & (stat.S_ISUID | stat.S_ISGID):
+            self._clear_set_id(inode)
+
+    def _clear_set_id(self, inode: Inode) -> None:
+        mode = without_set_id(inode.mode)
+        if mode != inode.mode and inode.nlink:
+            with self.database.operation():
+                inode.mode = mode
+                self.inodes.namespace.touch(inode)
+
+    async def write(self, inode: Inode, offset: int | None, data: bytes) -> int:
+        """Writes at `offset`, at the end for None. Returns how many bytes: fewer than given if the disk filled up on the way."""
+        if inode.file_class == FileClass.JOURNAL:
+            return await self._write_journal(inode, offset, data)
+        at = inode.size if offset is None else offset
+        if at + len(data) > OFFSET_MAX:
+            raise FileTooLarge(f"offset {at}")
+        self.space.take(len(data))
+        live = self.live(inode)
+        self._may_change(inode)
+        count = live.write(at, data)
+        self.stats.live_written += count
+        inode.written += count
+        if inode.file_class == FileClass.WORK:
+            self.stats.work_written += count
+        self._changed(inode, max(inode.size, at + count))
+        return count
+
+    async def _write_journal(self, inode: Inode, offset: int | None, data: bytes) -> int:
+        for tries in range(WARM_TRIES + 1):
+            live, journal = self.live(inode), self.journal(inode)
+            at = inode.size if offset is None else offset
+            if at + len(data) > OFFSET_MAX:
+                raise FileTooLarge(f"offset {at}")
+            start, size = journal.overlap(at, len(data))
+            old = live.read_now(start, size) if size else b""
+            if old is None and tries == WARM_TRIES:
+                old = live.read(start, size)
+            if old is not None:
+                break
+            with live.in_use():
+                await trio.to_thread.run_sync(live.read, start, size)
+            if inode.file_class != FileClass.JOURNAL:
+                return await self.write(inode, offset, data)
+        self._may_change(inode)
+        if journal.has_new_nuls(at, data):
+            self._note_nuls(inode, journal)
+        try:
+            accepted, written = journal.write(live, at, data, old)
+        finally:
+            self._changed(inode, journal.visible_length)
+        self.stats.live_written += written
+        return accepted
+
+    def _note_nuls(self, inode: Inode, journal: Journal) -> None:
+        """From now on a NUL in this journal is no sign of lost bytes. Committed before the first one is written."""
+        journal.nuls = True
+        if inode.nlink:
+            with self.database.operation() as transaction:
+                self.inodes.namespace.note_journal(inode.ino, journal.note)
+                inode.transaction = transaction
+            self.database.commit()
+
+    def truncate(self, inode: Inode, length: int) -> None:
+        """Sets the length. For a journal a truncation to nothing is held back; for work the old bytes stay until the new ones are durable."""
+        if length > OFFSET_MAX:
+            raise FileTooLarge(f"length {length}")
+        live = self.live(inode)
+        self._may_change(inode)
+        if inode.file_class == FileClass.JOURNAL:
+            journal = self.journal(inode)
+            if length > journal.visible_length and not journal.nuls:
+                self._note_nuls(inode, journal)
+            journal.truncate(live, length)
+            self._changed(inode, journal.visible_length)
+            return
+        if length == 0 and inode.size > 0 and not live.is_new and inode.nlink:
+            inode.live = self.store.begin_rewrite(inode.ino)
+            live.close()
+        else:
+            live.truncate(length)
+        self._changed(inode, length)
+        if not inode.writers and inode.ino in self.store.rewriting:
+            self.hurry()
+
+    def end_hold(self, inode: Inode) -> None:
+        """A truncation that is held back happens now, for real."""
+        if inode.journal is not None and inode.journal.held:
+            inode.journal.end_hold(self.live(inode))
+            inode.size = inode.journal.visible_length
+            self.close_live(inode)
+
+    # --- durability
+
+    def is_durable(self, inode: Inode) -> bool:
+        """The bytes of a file, under its present name in the store, are known to survive a power cut."""
+        return inode.synced >= inode.changes and inode.ino not in self.store.fresh and inode.ino not in self.store.rewriting
+
+    async def make_durable(self, inode: Inode) -> None:
+        """The present bytes of a file survive a power cut when this returns. Other writes may come in meanwhile, for those it says nothing."""
+        if self.database.failure is not None:
+            raise ReadOnly(self.database.failure)
+        self.end_hold(inode)
+        self.store_times(inode)
+        if self.is_durable(inode):
+            return
+        live, changes = self.live(inode), inode.changes
+        try:
+            with live.in_use():
+                await trio.to_thread.run_sync(self.store.sync_data, live.fd)
+                if live.is_new and inode.live is live:
+                    self.promote(inode)
+                if inode.ino in self.store.fresh:
+                    await trio.to_thread.run_sync(self.store.sync_folder, inode.ino)
+                    self.store.fresh.discard(inode.ino)
+        except OSError as error:
+            self.database.fail(f"the live file of inode {inode.ino} could not be made durable: {error}")
+            raise ReadOnly(self.database.failure) from error
+        inode.synced = max(inode.synced, changes)
+        self.close_live(inode)
+
+    def promote(self, inode: Inode) -> None:
+        """The rewritten bytes, which are durable, replace the old ones."""
+        self.store.promote(inode.ino)
+        if inode.live is not None:
+            inode.live.is_new = False
+
+    async def sync(self, inode: Inode) -> None:
+        """fsync: bytes, row and the names that lead to it survive a power cut when this returns."""
+        if inode.is_file and inode.nlink:
+            await self.make_durable(inode)
+        if inode.nlink:
+            await self.inodes.names_durable(inode)
+
+    def store_times(self, inode: Inode) -> None:
+        if inode.times_set and inode.is_file:
+            self.live(inode).set_times(inode.atime_ns, inode.mtime_ns)
+            inode.times_set = False
+            self.close_live(inode)
+
+    def prepare_times(self, inode: Inode) -> None:
+        """utimens is about to change a regular file: its live file will carry the time."""
+        self.live(inode)
+        self._may_change(inode)
+
+    def times_given(self, inode: Inode) -> None:
+        """utimens has changed the inode: its times go to the live file. A write that is not stored yet does not override them."""
+        inode.times_set = True
+        inode.changes += 1
+        inode.changed_at = self.clock.steady()
+        if inode.nlink:
+            self.inodes.dirty[inode.ino] = inode
+        self.store_times(inode)
+
+
+def without_set_id(mode: int) -> int:
+    """The mode after a change of content or owner: no setuid, no setgid where the group may execute."""
+    mode &= ~stat.S_ISUID
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode

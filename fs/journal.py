@@ -1,0 +1,257 @@
+"""One journal in memory: its fold, what changed since it was last noted, its digests, and its counts.
+
+A journal is noted about once a second: `begin_note` fixes one instant of it in a step of the loop, `examine` (pure but for the reads; it
+belongs in a thread) finds digest and line count, and `end_note` takes them over, unless bytes below the noted length changed meanwhile: then
+all that was pending stays pending, and the next note covers it.
+
+What changed is kept as ranges of the live file (`extents.Pending`), never as a second copy.
+"""
+
+import dataclasses
+
+from deltapool.cas.digest import SEGMENT_BYTES, ZERO_SEGMENT_DIGEST, Read, SegmentDigests, journal_digest
+from deltapool.fs.extents import AppendRange, PatchRange, Pending
+from deltapool.fs.fold import Extend, Fold, Plan, Replacement, Truncate, Write, compare_replacement
+from deltapool.fs.inode import Ino
+from deltapool.fs.livefile import LiveFile
+from deltapool.fs.namespace import JournalNote
+from deltapool.fs.stats import JournalCounts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ancestor:
+    """The journal that this one was renamed over: compared when it is noted, while its live file is still there."""
+
+    ino: Ino
+    length: int
+    own_length: int  # ours when it happened
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instant:
+    """What is noted: one instant of one journal. `pending` is not told of anything later."""
+
+    length: int
+    mtime_ns: int
+    pending: Pending
+    born: bool  # nothing of this journal was noted before
+    ancestor: Ancestor | None
+    known: tuple[bytes | None, ...]
+    lines: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Findings:
+    digests: tuple[bytes, ...]
+    lines: tuple[int, ...]
+    nuls: bool  # whether a NUL was among the bytes read
+    replacement: Replacement | None
+
+    @property
+    def digest(self) -> bytes:
+        return journal_digest(self.digests)
+
+
+class Journal:
+    __slots__ = ("_disturbed", "_inflight", "_lines", "_noted", "_ranges_max", "ancestor", "born", "counts", "digests", "fold", "ino", "nuls", "pending")
+
+    def __init__(self, ino: Ino, length: int, note: JournalNote | None, segments: list[tuple[bytes, int]], ranges_max: int) -> None:
+        """`note` and `segments` are what the namespace knows of it; a note for another length only lends its counts."""
+        self.ino = ino
+        self.fold = Fold(length)
+        self.counts = JournalCounts(note.written, note.changed, note.read, note.folded) if note else JournalCounts()
+        self.nuls = bool(note.nuls) if note else False
+        self.ancestor: Ancestor | None = None
+        fits = note is not None and note.length == length
+        known = segments[: length // SEGMENT_BYTES] if fits else []
+        self._noted = note if fits else None
+        self._ranges_max = ranges_max
+        self._lines = [lines for _, lines in known]
+        self.digests = SegmentDigests(length, [digest for digest, _ in known])
+        self.born = not fits
+        self.pending = Pending(length if fits else 0, ranges_max)
+        if not fits and length:
+            self.pending.written(0, length)
+        self._inflight: Instant | None = None
+        self._disturbed = False
+
+    # --- what agents do
+
+    @property
+    def held(self) -> bool:
+        return self.fold.held_at is not None
+
+    @property
+    def visible_length(self) -> int:
+        return self.fold.visible_length
+
+    def overlap(self, offset: int, size: int) -> tuple[int, int]:
+        """(offset, size) of the old bytes that `write` wants to see."""
+        return offset, self.fold.overlap_bytes(offset, size)
+
+    def has_new_nuls(self, offset: int, data: bytes) -> bool:
+        """Whether this write brings the journal's first NUL: given, or implied by a gap."""
+        return not self.nuls and (offset > self.visible_length or b"\0" in data)
+
+    def write(self, live: LiveFile, offset: int, data: bytes, old: bytes) -> tuple[int, int]:
+        """Writes what differs. Returns the bytes accepted, fewer than given if the disk filled up, and the bytes that went to the live file."""
+        was_held = self.held
+        plan = self.fold.write(offset, data, old)
+        if was_held and not self.held:
+            self.counts.folded += all(action.length > 0 for action in plan.actions if isinstance(action, Truncate))
+        accepted, written = self._execute(live, plan, data)
+        self.counts.written += accepted
+        self.counts.changed += plan.changed_bytes if accepted == len(data) else min(written, plan.changed_bytes)
+        return accepted, written
+
+    def truncate(self, live: LiveFile, length: int) -> None:
+        """Sets the length; to nothing is held back."""
+        self._execute(live, self.fold.truncate(length), b"")
+
+    def end_hold(self, live: LiveFile) -> None:
+        """What was truncated and not written again is gone now, for real."""
+        if self.fold.held_at:
+            self.counts.folded += 1
+        self._execute(live, self.fold.release(), b"")
+
+    def _execute(self, live: LiveFile, plan: Plan, data: bytes) -> tuple[int, int]:
+        """Does to the live file what the plan says, and remembers where. Returns how far in `data` it came, and the bytes written."""
+        written = 0
+        view = memoryview(data)
+        try:
+            for action in plan.actions:
+                match action:
+                    case Truncate(length):
+                        live.truncate(length)
+                        self._touched(length)
+                        self.pending.truncated(length)
+                        self.digests.truncated(length)
+                    case Extend(length):
+                        live.truncate(length)
+                        self.pending.extended(length)
+                        self.digests.truncated(length)
+                    case Write(offset, start, end):
+                        self._touched(offset)
+                        count = live.write(offset, view[start:end])
+                        self.pending.written(offset, offset + count)
+                        self.digests.written(offset, offset + count)
+                        written += count
+                        if count < end - start:
+                            self.resync(live.stat().st_size)
+                            return start + count, written
+        except OSError:
+            self.resync(live.stat().st_size)
+            raise
+        return len(data), written
+
+    def resync(self, length: int) -> None:
+        """The live file really has this length, whatever was planned."""
+        self.fold.reset(length)
+        if length > self.pending.length:
+            self.pending.written(self.pending.length, length)
+            self.digests.written(self.digests.length, length)
+        elif length < self.pending.length:
+            self._touched(length)
+            self.pending.truncated(length)
+            self.digests.truncated(length)
+
+    def _touched(self, offset: int) -> None:
+        if self._inflight is not None and offset < self._inflight.length:
+            self._disturbed = True
+
+    def inherit(self, ancestor: Ancestor, counts: JournalCounts) -> None:
+        """This file was renamed over another journal: the life of that one goes on here."""
+        self.counts.add(counts)
+        if self.ancestor is None and self.born:
+            self.counts.changed -= ancestor.own_length  # counted as new so far; the comparison will tell
+            self.ancestor = ancestor
+
+    # --- noting
+
+    @property
+    def wants_note(self) -> bool:
+        return not self.held and (self.pending.changed or self.born or self.ancestor is not None)
+
+    @property
+    def is_being_noted(self) -> bool:
+        return self._inflight is not None
+
+    def begin_note(self, mtime_ns: int) -> Instant:
+        """Fixes an instant. Until `end_note` everything later is pending anew."""
+        length = self.fold.length
+        count = -(-length // SEGMENT_BYTES)
+        known = tuple(self._known(index) for index in range(count))
+        self._inflight = Instant(length, mtime_ns, self.pending, self.born, self.ancestor, known, tuple(self._lines))
+        self._disturbed = False
+        self.pending = Pending(length, self._ranges_max)
+        return self._inflight
+
+    def _known(self, index: int) -> bytes | None:
+        digest = self.digests.known(index)
+        return digest if index < len(self._lines) or digest == ZERO_SEGMENT_DIGEST else None
+
+    def end_note(self, findings: Findings | None) -> JournalNote | None:
+        """Takes over what was found. None (nothing is noted) if the instant was disturbed, or `findings` is None."""
+        instant, self._inflight = self._inflight, None
+        assert instant is not None
+        if findings is None or self._disturbed:
+            self.pending = _merged(instant.pending, self.pending)
+            return None
+        if findings.replacement is not None:
+            self.counts.changed += findings.replacement.changed_bytes
+            self.counts.folded += findings.replacement.prefix > 0
+        elif instant.ancestor is not None:
+            self.counts.changed += instant.ancestor.own_length
+        if instant.born and self.fold.length == instant.length:
+            self.nuls = findings.nuls  # all of it was read
+        self.born, self.ancestor = False, None
+        whole = len(findings.digests) if self.fold.length == instant.length else instant.length // SEGMENT_BYTES
+        self.digests = SegmentDigests(self.fold.length, findings.digests[:whole])
+        self._lines = list(findings.lines[:whole])
+        self._noted = JournalNote(instant.length, findings.digest, sum(findings.lines), int(self.nuls), instant.mtime_ns, *self._counts)
+        return self._noted
+
+    @property
+    def _counts(self) -> tuple[int, int, int, int]:
+        return self.counts.written, self.counts.changed, self.counts.read, self.counts.folded
+
+    @property
+    def note(self) -> JournalNote:
+        """What is known to be durable, with the present counts and the present answer to whether NULs belong here."""
+        noted = self._noted or JournalNote(0, journal_digest(()), 0, 0, 0, 0, 0, 0, 0)
+        return JournalNote(noted.length, noted.digest, noted.lines, int(self.nuls), noted.appended_ns, *self._counts)
+
+
+def examine(instant: Instant, read: Read, read_ancestor: Read | None) -> Findings:
+    """Digests and line counts of the instant: only segments that changed are read. With an ancestor, what was taken over from it.
+
+    Raises EOFError if the file is shorter than the instant says: it was truncated meanwhile."""
+    counted: dict[int, int] = {}
+    nuls: list[bool] = []
+
+    def counting(offset: int, size: int) -> bytes:
+        data = read(offset, size)
+        counted[offset // SEGMENT_BYTES] = data.count(b"\n")
+        nuls.append(b"\0" in data)
+        return data
+
+    found = SegmentDigests(instant.length, instant.known).segments(counting)
+    lines = tuple(counted.get(i, instant.lines[i] if i < len(instant.lines) else 0) for i in range(len(found)))
+    replacement = None
+    if instant.ancestor is not None and read_ancestor is not None and instant.length >= instant.ancestor.own_length:
+        replacement = compare_replacement(instant.ancestor.length, instant.ancestor.own_length, read_ancestor, read)
+    return Findings(found, lines, any(nuls), replacement)
+
+
+def _merged(earlier: Pending, later: Pending) -> Pending:
+    """Both, as one change since what `earlier` began with."""
+    for change in later.plan():
+        match change:
+            case PatchRange(start, end) | AppendRange(start, end):
+                earlier.written(start, end)
+            case _:
+                if change.length <= earlier.length:
+                    earlier.truncated(change.length)
+                else:
+                    earlier.extended(change.length)
+    return earlier

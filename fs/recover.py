@@ -1,0 +1,200 @@
+"""What happens between an end of the last mount, clean or not, and the first request of the next.
+
+`recover` runs before the mount answers and looks at dirty inodes and graves only, so its time depends on what was in flight, not on what
+exists. `Audit` runs beside the mount: it compares every clean live file with what was noted of it, and finds what a power cut took from the
+marks or somebody changed from outside.
+
+After an unclean stop a dirty inode is dirty whole, and its size and mtime are those of its live file. A rewritten file whose new bytes were
+not known to be durable is the old one again. A journal that never had a NUL ends before its first one: the filesystem below may have kept a
+length whose bytes it lost.
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+
+import trio
+
+from deltapool.fs.classes import FileClass
+from deltapool.fs.database import open_connection
+from deltapool.fs.errors import FilesystemError
+from deltapool.fs.files import Files
+from deltapool.fs.inode import Ino, Inode
+from deltapool.fs.inodes import Inodes
+from deltapool.fs.livefile import DIRECTORIES, FOLDER, LiveStore
+from deltapool.fs.namespace import JournalNote, LiveNote, Namespace
+from deltapool.fs.state import LOST_FOLDER
+
+BLOCK = 1 << 20
+AUDIT_BATCH = 512
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class Recovery:
+    clean: bool = True
+    dirty: list[Ino] = dataclasses.field(default_factory=list)
+    restored: list[Ino] = dataclasses.field(default_factory=list)  # unfinished rewrites, dropped for the old content
+    trimmed: list[Ino] = dataclasses.field(default_factory=list)  # journals whose lost tail was cut off
+    missing: list[Ino] = dataclasses.field(default_factory=list)  # created, never synced, bytes lost
+
+    def summary(self) -> str:
+        return (
+            f"{len(self.restored)} unfinished rewrites undone, {len(self.trimmed)} journals without their lost tail, "
+            f"{len(self.missing)} files without bytes"
+        )
+
+
+def recover(namespace: Namespace, store: LiveStore) -> Recovery:
+    """Puts the state in order after the last mount. Everything it finds is durable when it returns."""
+    result = Recovery(clean=namespace.meta("clean") == 1)
+    graves = namespace.graves()
+    for ino in graves:
+        store.remove(ino)
+    for ino in namespace.dirty():
+        inode = namespace.load(ino)
+        if inode is not None and inode.is_file:
+            _recover_file(namespace, store, inode, result)
+    if result.dirty:
+        store.sync_all()
+    namespace.database.begin()
+    for ino in result.dirty:
+        inode = namespace.load(ino)
+        assert inode is not None
+        found = store.stat(ino)
+        inode.size = found.st_size
+        if namespace.live_note(ino) != LiveNote(found.st_size, found.st_mtime_ns, found.st_ctime_ns):
+            inode.mtime_ns, inode.ctime_ns = found.st_mtime_ns, max(inode.ctime_ns, found.st_mtime_ns)
+        namespace.touch(inode)
+    namespace.close_graves(graves)
+    namespace.set_meta("clean", 0)
+    namespace.database.commit()
+    return result
+
+
+def _recover_file(namespace: Namespace, store: LiveStore, inode: Inode, result: Recovery) -> None:
+    ino = inode.ino
+    new = pathlib.Path(store.path(ino, new=True))
+    if new.exists():
+        new.unlink()
+        result.restored.append(ino)
+    if not os.path.exists(store.path(ino)):
+        os.close(os.open(store.path(ino), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        result.missing.append(ino)
+    if inode.file_class == FileClass.JOURNAL and not result.clean:
+        note = namespace.journal_note(ino)
+        if note is None or not note.nuls:
+            length = first_nul(store.path(ino))
+            if length is not None:
+                os.truncate(store.path(ino), length)
+                result.trimmed.append(ino)
+        if note is not None:
+            namespace.database.begin()
+            namespace.note_journal(ino, JournalNote(-1, *note[1:]))  # the counts stay, the digest is taken anew
+    result.dirty.append(ino)
+
+
+def first_nul(path: str) -> int | None:
+    """Where the first NUL byte of a file is."""
+    with open(path, "rb", buffering=0) as file:
+        at = 0
+        while block := file.read(BLOCK):
+            found = block.find(0)
+            if found >= 0:
+                return at + found
+            at += len(block)
+    return None
+
+
+def resume(files: Files, recovery: Recovery) -> None:
+    """Dirty inodes are known as dirty in memory too: the background work settles them."""
+    for ino in recovery.dirty:
+        inode = files.inodes.get(ino)
+        inode.marked = True
+        files.inodes.dirty[ino] = inode
+
+
+class Audit:
+    """The comparison beside the mount. `done` tells when it has ended; `changed` holds the inodes it found changed."""
+
+    def __init__(self, inodes: Inodes, folder: pathlib.Path, *, clean: bool) -> None:
+        self.inodes = inodes
+        self.folder = folder
+        self.clean = clean
+        self._boundary = inodes.namespace.next_ino
+        self.done = False
+        self.changed: list[Ino] = []
+        self.lost: list[str] = []
+
+    async def run(self) -> None:
+        namespace, store = self.inodes.namespace, self.inodes.store
+        after = Ino(0)
+        while batch := namespace.live_notes(after, AUDIT_BATCH):
+            after = batch[-1][0]
+            for ino, note in await trio.to_thread.run_sync(_differing, store, batch):
+                self._found(ino, note)
+        if not self.clean:
+            self.lost = await trio.to_thread.run_sync(_set_aside, self.folder, self._boundary)
+        self.done = True
+
+    def _found(self, ino: Ino, note: LiveNote) -> None:
+        """A live file differs from its note, and not because of us."""
+        namespace = self.inodes.namespace
+        try:
+            inode = self.inodes.get(ino)
+            if inode.marked or namespace.live_note(ino) != note:
+                return
+            namespace.database.check_writable()
+            namespace.database.begin()
+            namespace.mark_dirty(ino)
+            if inode.file_class == FileClass.JOURNAL and (known := namespace.journal_note(ino)) is not None and inode.journal is None:
+                namespace.note_journal(ino, JournalNote(-1, *known[1:]))
+            namespace.database.commit()
+        except FilesystemError:
+            return
+        inode.marked = True
+        inode.changes += 1
+        self.inodes.dirty[ino] = inode
+        self.changed.append(ino)
+        self.inodes.stats.changed_outside += 1
+        log.warning("inode %d: its live file %s was changed from outside (noted %s)", ino, self.inodes.store.path(ino), note)
+
+
+def _differing(store: LiveStore, batch: list[tuple[Ino, LiveNote]]) -> list[tuple[Ino, LiveNote]]:
+    differing = []
+    for ino, note in batch:
+        try:
+            found = os.stat(store.path(ino))
+        except FileNotFoundError:
+            log.error("inode %d: its live file %s is missing", ino, store.path(ino))
+            continue
+        if note != (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
+            differing.append((ino, note))
+    return differing
+
+
+def _set_aside(folder: pathlib.Path, boundary: int) -> list[str]:
+    """Live files below `boundary` without an inode: what a killed daemon had made in its last uncommitted milliseconds. The empty ones are
+    removed, the others kept in `lost/`."""
+    connection = open_connection(folder / "namespace.db", read_only=True)
+    kept = []
+    try:
+        for number in range(DIRECTORIES):
+            for entry in os.scandir(folder / FOLDER / f"{number:02x}"):
+                stem = entry.name.partition(".")[0]
+                if not stem.isdigit() or int(stem) >= boundary:
+                    continue
+                known = connection.execute("SELECT 1 FROM inode WHERE ino = ?1 UNION ALL SELECT 1 FROM grave WHERE ino = ?1", (int(stem),))
+                if known.fetchone() is not None:
+                    continue
+                if entry.stat().st_size:
+                    (folder / LOST_FOLDER).mkdir(mode=0o700, exist_ok=True)
+                    os.rename(entry.path, folder / LOST_FOLDER / entry.name)
+                    kept.append(entry.name)
+                else:
+                    os.unlink(entry.path)
+    finally:
+        connection.close()
+    return kept
