@@ -1,7 +1,8 @@
 """Attributes of inodes: mode, owner, size, times, extended attributes, and the filesystem's own figures.
 
-`user.*` is kept as given. `user.deltapool.*` is computed, read-only and not listed, so that copying a file with its attributes never meets it.
-ACLs and the `trusted` and `security` namespaces are refused in the way that makes programs go on without them.
+`user.*` is kept as given. `user.deltapool.*` is computed, read-only and not listed, so that copying a file with its
+attributes never meets it. ACLs and the `trusted` and `security` namespaces are refused in the way that makes programs
+go on without them.
 """
 
 import dataclasses

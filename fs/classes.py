@@ -87,11 +87,11 @@ DEFAULTS: tuple[tuple[FileClass, Sequence[str]], ...] = (
 OPTION_PATTERNS = {"node_modules": "node_modules/", "venv": ".venv/"}
 OPTIONS = ("cachedir_tag", *OPTION_PATTERNS)
 
-_PROBES = """
-    .git .git/ .git/HEAD .git/config .git/index .git/refs/heads/main
-    .git/objects/ab/cdef .git/objects/pack/pack-x.idx .git/objects/pack/pack-x.pack
-    .ssh/id_ed25519 .ssh/config .gnupg/private-keys-v1.d/x.key .aws/credentials .aws/sso/cache/x.json
-    .azure/msal_token_cache.json .kube/config .config/gcloud/credentials.db .claude/.credentials.json
+_PROBE = "deltapool-probe"  # a name that only a wildcard matches
+_PROBES = f"""
+    .git .git/ .git/HEAD .git/config .git/index .git/refs/heads/{_PROBE}
+    .git/objects/4b/825dc642cb6eb9a060e54bf8d69288fbee .git/objects/pack/{_PROBE}.idx .git/objects/pack/{_PROBE}.pack
+    .ssh/id_ed25519 .ssh/config .aws/credentials .kube/config .config/gcloud/credentials.db .claude/.credentials.json
 """.split()
 
 # What pathspec makes of a segment: an escaped character, a bracket (`*` is "[^/]*"), or a plain character.
@@ -172,9 +172,9 @@ class Rules:
 
     __slots__ = ("_directory_groups", "_file_groups", "_globs", "cachedir_tag", "rules")
 
-    def __init__(self, rules: Iterable[Rule], cachedir_tag: bool = False) -> None:
-        """Takes the rules as they are: see `defaults` and `parse`. Raises RuleError for a bad pattern."""
-        self.rules = tuple(rules)
+    def __init__(self, rules: Iterable[Rule] = (), cachedir_tag: bool = False) -> None:
+        """The built-in rules, then these, unchecked: see `parse`. Raises RuleError for a bad pattern."""
+        self.rules = (*_default_rules(), *rules)
         self.cachedir_tag = cachedir_tag
         self._globs = tuple(_compile(rule) for rule in self.rules)
         self._file_groups = _groups(self._globs)
@@ -182,13 +182,13 @@ class Rules:
 
     @classmethod
     def defaults(cls) -> "Rules":
-        return cls(_default_rules())
+        return cls()
 
     @classmethod
     def parse(cls, text: str, source: str) -> "Rules":
         """The built-in rules, those that the options of this TOML switch on, then its own. Raises RuleError."""
         cachedir_tag, switched_on, own = _read(text, source)
-        rules = cls([*_default_rules(), *switched_on, *own], cachedir_tag)
+        rules = cls([*switched_on, *own], cachedir_tag)
         rules._refuse_unsafe(rules._globs[len(rules._globs) - len(own) :])
         return rules
 
@@ -276,14 +276,14 @@ def _protected(components: Sequence[str]) -> tuple[int | None, FileClass]:
 
 def _probes(globs: Sequence[_Glob]) -> Iterator[str]:
     """Paths that these rules do reach, and protected ones that they might. Directories end in a slash."""
-    above = ["", "deltapool-probe/", "deltapool-probe/a/b/c/"]
+    above = ["", f"{_PROBE}/", f"{_PROBE}/" * 4]
     for glob in globs:
         names = [segment.sample + "/" for segment in glob.segments if segment is not None]
         above += ["".join(names[:count]) for count in range(1, len(names))]
         path = "".join(names)
-        yield from (path, path + "x", *([] if glob.directories_only else [path.removesuffix("/")]))
+        yield from (path, path + _PROBE, *([] if glob.directories_only else [path.removesuffix("/")]))
     hosts = [pattern.removeprefix("**/").replace("*", "") for pattern in HOST_PATTERNS]
-    below = [*_PROBES, *(path + "x" if path.endswith("/") else path for path in hosts)]
+    below = [*_PROBES, *(path + _PROBE if path.endswith("/") else path for path in hosts)]
     if globs:
         yield from (directory + path for directory in dict.fromkeys(above) for path in below)
 

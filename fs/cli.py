@@ -5,7 +5,6 @@ Exit codes: 0 done; 1 the answer is "no" (fsck found something) or it could not 
 
 import importlib.metadata
 import json
-import os
 import pathlib
 import sys
 from typing import Annotated, Any
@@ -23,7 +22,7 @@ END_SECONDS = 120.0
 
 app = typer.Typer(
     name="deltapool",
-    help="A filesystem for the workspaces of agents: journals cost their delta, a crash loses nothing that was promised.",
+    help="A filesystem for agents' workspaces: journals cost their delta, a crash loses nothing that was promised.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -49,7 +48,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -60,8 +63,12 @@ def mount(
         pathlib.Path | None,
         typer.Option("--state", metavar="DIR", help="The state folder. Default: $XDG_STATE_HOME/deltapool/<volume>."),
     ] = None,
-    volume: Annotated[str | None, typer.Option(metavar="NAME", help="The volume's name. Default: made from DIR.")] = None,
-    config: Annotated[pathlib.Path | None, typer.Option(metavar="FILE", help="Limits and class rules, in TOML.")] = None,
+    volume: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The volume's name. Default: made from DIR.")
+    ] = None,
+    config: Annotated[
+        pathlib.Path | None, typer.Option(metavar="FILE", help="Limits and class rules, in TOML.")
+    ] = None,
     foreground: Annotated[bool, typer.Option(help="Stay in the foreground and log to stderr.")] = False,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -86,7 +93,7 @@ def umount(
     unmount.unmount(mounted, force=force)
     if pid and not unmount.wait_for_end(pid, END_SECONDS):
         if not force:
-            raise UserError(f"{directory} is unmounted, but pid {pid} is still making it durable after {END_SECONDS:g} s: wait for it to end")
+            raise UserError(f"{directory} is unmounted, but pid {pid} is still making it durable: wait for its end")
         print(f"deltapool: {directory} is detached; pid {pid} serves it until its users let go", file=sys.stderr)
 
 
@@ -116,14 +123,27 @@ def journals(directory: Directory, as_json: AsJson = False) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for each in answer["journals"]:
         counts = [str(each[name]) for name in ("bytes_written", "bytes_changed", "bytes_read")]
-        table.add_row(rich.text.Text(_printable(each["path"])), str(each["bytes"]), str(each["lines"]), _utc(each["last_append_ns"]), *counts)
+        table.add_row(
+            rich.text.Text(_printable(each["path"])),
+            str(each["bytes"]),
+            str(each["lines"]),
+            _utc(each["last_append_ns"]),
+            *counts,
+        )
     out.print(table)
 
 
-@app.command(epilog="Example: deltapool fsck ~/workspace   or   deltapool fsck --state ~/.local/state/deltapool/workspace-1a2b3c4d")
+@app.command(
+    epilog="Example: deltapool fsck ~/workspace, or deltapool fsck --state ~/.local/state/deltapool/work-1a2b3c4d"
+)
 def fsck(
-    directory: Annotated[pathlib.Path | None, typer.Argument(help="Where the volume is mounted.", metavar="[DIR]")] = None,
-    state_folder: Annotated[pathlib.Path | None, typer.Option("--state", metavar="DIR", help="The state folder of a volume, mounted or not.")] = None,
+    directory: Annotated[
+        pathlib.Path | None, typer.Argument(help="Where the volume is mounted.", metavar="[DIR]")
+    ] = None,
+    state_folder: Annotated[
+        pathlib.Path | None,
+        typer.Option("--state", metavar="DIR", help="The state folder of a volume, mounted or not."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the namespace with the live files. Changes nothing; exit 1 with a list if anything is wrong."""
@@ -134,7 +154,11 @@ def fsck(
     folder = state_folder if state_folder is not None else _mounted(directory).state  # type: ignore[arg-type]
     result = check.check(folder)
     if as_json:
-        print(json.dumps({"inodes": result.inodes, "bytes": result.bytes, "wrong": [each.as_dict() for each in result.findings]}))
+        print(
+            json.dumps(
+                {"inodes": result.inodes, "bytes": result.bytes, "wrong": [each.as_dict() for each in result.findings]}
+            )
+        )
     else:
         for finding in result.findings:
             print(_printable(str(finding)))
@@ -158,7 +182,12 @@ def _readable(value: Any) -> str:
 
 def _printable(text: str) -> str:
     """Names are bytes: what a terminal might take for a command is shown escaped."""
-    return "".join(each if each.isprintable() else each.encode("utf-8", "surrogateescape").decode("latin-1").encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each
+        if each.isprintable()
+        else each.encode("utf-8", "surrogateescape").decode("latin-1").encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def _utc(nanoseconds: int) -> str:

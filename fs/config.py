@@ -1,7 +1,8 @@
 """Every limit of deltapool in one place, and the configuration file that may change some of them.
 
-The file is TOML: `[limits]` holds the fields of `Limits` below by name; `[options]` and `[[rule]]` belong to the class rules (see `classes`);
-`[fuse]` holds `poll` and `renegotiate`, both true, which are there to be switched off when a kernel misbehaves. Pure: text in, values out.
+The file is TOML: `[limits]` holds the fields of `Limits` below by name; `[options]` and `[[rule]]` belong to the
+class rules (see `classes`); `[fuse]` holds `poll` and `renegotiate`, both true, which are there to be switched off
+when a kernel misbehaves. Pure: text in, values out.
 """
 
 import dataclasses
@@ -69,7 +70,11 @@ def parse(text: str, source: str) -> Config:
             raise ConfigError(f"{source}: limits.{name} must be a whole number, not {value!r}")
         values[name] = value
     switches = document.get("fuse", {})
-    if not isinstance(switches, dict) or not set(switches) <= {"poll", "renegotiate"} or not all(isinstance(v, bool) for v in switches.values()):
+    if (
+        not isinstance(switches, dict)
+        or not set(switches) <= {"poll", "renegotiate"}
+        or not all(isinstance(v, bool) for v in switches.values())
+    ):
         raise ConfigError(f"{source}: [fuse] holds poll and renegotiate, true or false")
     limits = dataclasses.replace(Limits(), **values)  # type: ignore[arg-type]
     return Config(limits, Rules.parse(text, source), **switches)

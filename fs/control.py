@@ -1,7 +1,9 @@
-"""The control socket: how commands ask a running fs process. One JSON object a line each way, version 1 (docs/format.md).
+"""The control socket: how commands ask a running fs process. One JSON object a line each way, version 1
+(docs/format.md).
 
-The server runs on the loop; a request is bounded in size and answered or refused. The client is synchronous and lives in the command.
-The socket is bound and reached relative to the state folder, whose path may be longer than a socket address.
+The server runs on the loop; a request is bounded in size and answered or refused. The client is synchronous and lives
+in the command. The socket is bound and reached relative to the state folder, whose path may be longer than a socket
+address.
 """
 
 import json
@@ -27,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def listen(folder: pathlib.Path) -> socket.socket:
-    """The listening socket in the state folder, 0600. The folder's lock is held, so a socket that is there is a leftover."""
+    """The listening socket in the state folder, 0600. The folder's lock is held, so a socket that is there is a
+    leftover."""
     (folder / CONTROL_SOCKET).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -65,7 +68,9 @@ async def _answer(stream: trio.SocketStream, handlers: dict[str, Handler], reque
     try:
         request = json.loads(line)
         if request["version"] != VERSION:
-            return {"error": f"this mount speaks version {VERSION} of the control protocol, not {request['version']!r}: remount it"}
+            return {
+                "error": f"this mount speaks version {VERSION} of the control protocol, not {request['version']!r}: remount it"
+            }
         handler = handlers[request["command"]]
     except (ValueError, KeyError, TypeError):
         return {"error": "unknown request"}

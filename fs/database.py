@@ -1,13 +1,15 @@
 """The SQLite file of a state folder: transactions, and when they are durable.
 
-The fs process is its only writer, through one connection on the loop. Operations are savepoints in an open transaction, which is committed
-after 64 operations, 10 ms, or an fsync. `synchronous=NORMAL`, so a COMMIT is a write to the page cache: it survives our death. `durable()`
-syncs the write-ahead log through a descriptor of its own, in a thread, once for everybody who waits; it alone makes a COMMIT survive a power cut.
+The fs process is its only writer, through one connection on the loop. Operations are savepoints in an open
+transaction, which is committed after 64 operations, 10 ms, or an fsync. `synchronous=NORMAL`, so a COMMIT is a write
+to the page cache: it survives our death. `durable()` syncs the write-ahead log through a descriptor of its own, in a
+thread, once for everybody who waits; it alone makes a COMMIT survive a power cut.
 
-Transactions are numbered within a mount: `current` is the open one (or the next), `committed` and `synced` say how far the others got.
+Transactions are numbered within a mount: `current` is the open one (or the next), `committed` and `synced` say how
+far the others got.
 
-Space in the write-ahead log is allocated before an operation is accepted, so that a COMMIT of acknowledged operations does not meet a full disk.
-A failed COMMIT or sync is final: `failure` is set, and nothing is written any more.
+Space in the write-ahead log is allocated before an operation is accepted, so that a COMMIT of acknowledged operations
+does not meet a full disk. A failed COMMIT or sync is final: `failure` is set, and nothing is written any more.
 """
 
 import contextlib
@@ -29,22 +31,25 @@ CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE inode(ino INTEGER PRIMARY KEY, mode INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL,
   nlink INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, atime INTEGER NOT NULL, mtime INTEGER NOT NULL,
   ctime INTEGER NOT NULL, class INTEGER NOT NULL, cut INTEGER NOT NULL);
-CREATE TABLE dentry(id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, cut INTEGER NOT NULL);
-CREATE UNIQUE INDEX dentry_name ON dentry(parent, name);
+CREATE TABLE dentry(id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, cut
+INTEGER NOT NULL); CREATE UNIQUE INDEX dentry_name ON dentry(parent, name);
 CREATE INDEX dentry_order ON dentry(parent, id);
 CREATE INDEX dentry_ino ON dentry(ino);
 CREATE TABLE symlink(ino INTEGER PRIMARY KEY, target BLOB NOT NULL, cut INTEGER NOT NULL);
-CREATE TABLE xattr(ino INTEGER, name BLOB, value BLOB NOT NULL, cut INTEGER NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
-CREATE TABLE private_dentry(id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL);
-CREATE UNIQUE INDEX private_dentry_name ON private_dentry(parent, name);
+CREATE TABLE xattr(ino INTEGER, name BLOB, value BLOB NOT NULL, cut INTEGER NOT NULL, PRIMARY KEY(ino, name)) WITHOUT
+ROWID; CREATE TABLE private_dentry(id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER
+NOT NULL); CREATE UNIQUE INDEX private_dentry_name ON private_dentry(parent, name);
 CREATE INDEX private_dentry_order ON private_dentry(parent, id);
 CREATE INDEX private_dentry_ino ON private_dentry(ino);
 CREATE TABLE live(ino INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime INTEGER NOT NULL, ctime INTEGER NOT NULL);
 CREATE TABLE dirty(ino INTEGER PRIMARY KEY, counter INTEGER NOT NULL);
 CREATE TABLE grave(ino INTEGER PRIMARY KEY);
-CREATE TABLE journal(ino INTEGER PRIMARY KEY, length INTEGER NOT NULL, digest BLOB NOT NULL, lines INTEGER NOT NULL, nuls INTEGER NOT NULL,
-  appended INTEGER NOT NULL, written INTEGER NOT NULL, changed INTEGER NOT NULL, read INTEGER NOT NULL, folded INTEGER NOT NULL);
-CREATE TABLE segment(ino INTEGER, number INTEGER, digest BLOB NOT NULL, lines INTEGER NOT NULL, PRIMARY KEY(ino, number)) WITHOUT ROWID;
+CREATE TABLE journal(ino INTEGER PRIMARY KEY, length INTEGER NOT NULL, digest BLOB NOT NULL, lines INTEGER NOT NULL,
+nuls INTEGER NOT NULL,
+  appended INTEGER NOT NULL, written INTEGER NOT NULL, changed INTEGER NOT NULL, read INTEGER NOT NULL, folded INTEGER
+  NOT NULL);
+CREATE TABLE segment(ino INTEGER, number INTEGER, digest BLOB NOT NULL, lines INTEGER NOT NULL, PRIMARY KEY(ino,
+number)) WITHOUT ROWID;
 """
 
 
@@ -67,7 +72,7 @@ def check_format(connection: apsw.Connection, path: pathlib.Path) -> int:
     if application != APPLICATION_ID:
         raise StateError(f"{path} belongs to another program (application id {application:#x})")
     if version > FORMAT:
-        raise StateError(f"{path} has format {version}, written by a newer deltapool; this one reads up to {FORMAT}. Upgrade deltapool.")
+        raise StateError(f"{path} has format {version}, of a newer deltapool; this one reads up to {FORMAT}: upgrade")
     return version
 
 
@@ -98,8 +103,16 @@ class Database:
                 self.connection.pragma("application_id", APPLICATION_ID)
                 self.connection.pragma("user_version", FORMAT)
         if self.connection.pragma("journal_mode", "WAL") != "wal":
-            raise StateError(f"{path}: the folder's filesystem cannot hold a write-ahead log; choose another with --state")
-        for name, value in (("synchronous", "NORMAL"), ("cache_size", -32 << 10), ("cache_spill", 0), ("temp_store", 2), ("foreign_keys", 0)):
+            raise StateError(
+                f"{path}: the folder's filesystem cannot hold a write-ahead log; choose another with --state"
+            )
+        for name, value in (
+            ("synchronous", "NORMAL"),
+            ("cache_size", -32 << 10),
+            ("cache_spill", 0),
+            ("temp_store", 2),
+            ("foreign_keys", 0),
+        ):
             self.connection.pragma(name, value)
         self.connection.set_wal_hook(self._committed_frames)
         self.connection.execute("BEGIN IMMEDIATE; COMMIT")  # makes the -wal file appear

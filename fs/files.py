@@ -1,12 +1,15 @@
 """The content of regular files: open, read, write, truncate, sync, release.
 
-Work goes straight to the live file; a journal's writes pass through its fold (`journal`). Two rules hold everywhere here:
+Work goes straight to the live file; a journal's writes pass through its fold (`journal`). Two rules hold everywhere
+here:
 
 * A dirty mark is committed before the first byte of a clean file changes.
-* No `await` between looking at an inode and changing it. What may wait for a disk (a cold read, a sync) is awaited first, then everything
+* No `await` between looking at an inode and changing it. What may wait for a disk (a cold read, a sync) is awaited
+first, then everything
   is looked at again.
 """
 
+import itertools
 import stat
 from collections.abc import Callable
 
@@ -40,7 +43,11 @@ class Files:
     def open(self, inode: Inode, *, writable: bool) -> None:
         """A handle more. The live file is opened with the first one. Raises Damaged if it is missing."""
         if not inode.is_file:
-            raise IsDirectory(f"inode {inode.ino}") if inode.is_directory else Invalid(f"inode {inode.ino} has no content")
+            raise (
+                IsDirectory(f"inode {inode.ino}")
+                if inode.is_directory
+                else Invalid(f"inode {inode.ino} has no content")
+            )
         self.live(inode)
         inode.handles += 1
         inode.writers += writable
@@ -114,7 +121,9 @@ class Files:
     def _found_shorter(self, inode: Inode, live: LiveFile) -> None:
         """The live file ends before the inode does, and nobody here truncated it."""
         if live.stat().st_size < inode.size:
-            raise Damaged(f"the live file of inode {inode.ino} was shortened from outside: {self.store.path(inode.ino)}")
+            raise Damaged(
+                f"the live file of inode {inode.ino} was shortened from outside: {self.store.path(inode.ino)}"
+            )
 
     # --- changing
 
@@ -152,45 +161,47 @@ class Files:
                 inode.mode = mode
                 self.inodes.namespace.touch(inode)
 
-    async def write(self, inode: Inode, offset: int | None, data: bytes) -> int:
-        """Writes at `offset`, at the end for None. Returns how many bytes: fewer than given if the disk filled up on the way."""
+    async def write(self, inode: Inode, offset: int, data: bytes) -> int:
+        """Returns how many bytes were written: fewer than given if the disk filled up on the way."""
+        if offset + len(data) > OFFSET_MAX:
+            raise FileTooLarge(f"offset {offset}")
+        old = await self._old_bytes(inode, offset, len(data))
         if inode.file_class == FileClass.JOURNAL:
-            return await self._write_journal(inode, offset, data)
-        at = inode.size if offset is None else offset
-        if at + len(data) > OFFSET_MAX:
-            raise FileTooLarge(f"offset {at}")
+            return self._write_journal(inode, offset, data, old)
         self.space.take(len(data))
         live = self.live(inode)
         self._may_change(inode)
-        count = live.write(at, data)
+        count = live.write(offset, data)
         self.stats.live_written += count
         inode.written += count
         if inode.file_class == FileClass.WORK:
             self.stats.work_written += count
-        self._changed(inode, max(inode.size, at + count))
+        self._changed(inode, max(inode.size, offset + count))
         return count
 
-    async def _write_journal(self, inode: Inode, offset: int | None, data: bytes) -> int:
-        for tries in range(WARM_TRIES + 1):
-            live, journal = self.live(inode), self.journal(inode)
-            at = inode.size if offset is None else offset
-            if at + len(data) > OFFSET_MAX:
-                raise FileTooLarge(f"offset {at}")
-            start, size = journal.overlap(at, len(data))
-            old = live.read_now(start, size) if size else b""
-            if old is None and tries == WARM_TRIES:
-                old = live.read(start, size)
-            if old is not None:
-                break
-            with live.in_use():
-                await trio.to_thread.run_sync(live.read, start, size)
+    async def _old_bytes(self, inode: Inode, offset: int, size: int) -> bytes:
+        """What a write to a journal is to be compared with. Cold bytes are waited for before anything is decided."""
+        for tries in itertools.count():
             if inode.file_class != FileClass.JOURNAL:
-                return await self.write(inode, offset, data)
+                return b""
+            live = self.live(inode)
+            overlap = self.journal(inode).overlap(offset, size)
+            old = live.read_now(offset, overlap) if overlap else b""
+            if old is not None:
+                return old
+            if tries == WARM_TRIES:
+                return live.read(offset, overlap)
+            with live.in_use():
+                await trio.to_thread.run_sync(live.read, offset, overlap)
+        raise AssertionError("not reached")
+
+    def _write_journal(self, inode: Inode, offset: int, data: bytes, old: bytes) -> int:
+        live, journal = self.live(inode), self.journal(inode)
         self._may_change(inode)
-        if journal.has_new_nuls(at, data):
+        if journal.has_new_nuls(offset, data):
             self._note_nuls(inode, journal)
         try:
-            accepted, written = journal.write(live, at, data, old)
+            accepted, written = journal.write(live, offset, data, old)
         finally:
             self._changed(inode, journal.visible_length)
         self.stats.live_written += written
@@ -206,7 +217,8 @@ class Files:
             self.database.commit()
 
     def truncate(self, inode: Inode, length: int) -> None:
-        """Sets the length. For a journal a truncation to nothing is held back; for work the old bytes stay until the new ones are durable."""
+        """Sets the length. For a journal a truncation to nothing is held back; for work the old bytes stay until the
+        new ones are durable."""
         if length > OFFSET_MAX:
             raise FileTooLarge(f"length {length}")
         live = self.live(inode)
@@ -238,10 +250,15 @@ class Files:
 
     def is_durable(self, inode: Inode) -> bool:
         """The bytes of a file, under its present name in the store, are known to survive a power cut."""
-        return inode.synced >= inode.changes and inode.ino not in self.store.fresh and inode.ino not in self.store.rewriting
+        return (
+            inode.synced >= inode.changes
+            and inode.ino not in self.store.fresh
+            and inode.ino not in self.store.rewriting
+        )
 
     async def make_durable(self, inode: Inode) -> None:
-        """The present bytes of a file survive a power cut when this returns. Other writes may come in meanwhile, for those it says nothing."""
+        """The present bytes of a file survive a power cut when this returns. Other writes may come in meanwhile, for
+        those it says nothing."""
         if self.database.failure is not None:
             raise ReadOnly(self.database.failure)
         self.end_hold(inode)
@@ -288,7 +305,8 @@ class Files:
         self._may_change(inode)
 
     def times_given(self, inode: Inode) -> None:
-        """utimens has changed the inode: its times go to the live file. A write that is not stored yet does not override them."""
+        """utimens has changed the inode: its times go to the live file. A write that is not stored yet does not
+        override them."""
         inode.times_set = True
         inode.changes += 1
         inode.changed_at = self.clock.steady()

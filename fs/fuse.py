@@ -1,10 +1,11 @@
 """The FUSE adapter: pyfuse3's handlers on one side, plain types on the other. The only place that decides an errno.
 
-Every handler is guarded: what the layers below raise becomes an errno, anything unexpected becomes EIO with a traceback in the log, and the
-mount lives on. Results are checked here, since pyfuse3 would fail outside of our reach. FLUSH is not implemented: it means nothing here.
+Every handler is guarded: what the layers below raise becomes an errno, anything unexpected becomes EIO with a
+traceback in the log, and the mount lives on. Results are checked here, since pyfuse3 would fail outside of our reach.
+FLUSH is not implemented: it means nothing here.
 
-The request's offset is used for appending handles as well: the kernel takes it from its size under the inode's lock, and a page written back
-from a shared mapping arrives with *some* writer's handle, maybe an appending one.
+The request's offset is used for appending handles as well: the kernel takes it from its size under the inode's lock,
+and a page written back from a shared mapping arrives with *some* writer's handle, maybe an appending one.
 """
 
 import contextlib
@@ -15,8 +16,9 @@ import itertools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+import typing
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import apsw
 import pyfuse3
@@ -53,34 +55,40 @@ ERRNO: dict[type[errors.FilesystemError], int] = {
     errors.ReadOnly: errno.EROFS,
     errors.Damaged: errno.EIO,
 }
-PASSED_ON = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the backing filesystem's errors
+PASSED_ON = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+)  # of the backing filesystem's errors
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def guarded(
-    expected: type[R] | None,
-) -> Callable[[Callable[Concatenate["Adapter", P], Awaitable[R]]], Callable[Concatenate["Adapter", P], Awaitable[R]]]:
-    """The handler answers with an `expected` (None: with nothing) or with an errno, whatever happens."""
+    handler: Callable[Concatenate["Adapter", P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate["Adapter", P], Coroutine[Any, Any, R]]:
+    """The handler answers with what its annotation promises, or with an errno, whatever happens."""
+    hint = typing.get_type_hints(handler)["return"]
+    expected = typing.get_origin(hint) or hint
 
-    def decorate(handler: Callable[Concatenate["Adapter", P], Awaitable[R]]) -> Callable[Concatenate["Adapter", P], Awaitable[R]]:
-        @functools.wraps(handler)
-        async def guard(self: "Adapter", *args: P.args, **kwargs: P.kwargs) -> R:
-            self.inodes.stats.requests += 1
-            try:
-                result = await handler(self, *args, **kwargs)
-                if expected is not None and not isinstance(result, expected):
-                    raise TypeError(f"{handler.__name__} gave {result!r}")
-            except pyfuse3.FUSEError:
-                raise
-            except Exception as error:
-                raise pyfuse3.FUSEError(self.errno_of(error, handler.__name__)) from None
-            return result
+    @functools.wraps(handler)
+    async def guard(self: "Adapter", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.inodes.stats.requests += 1
+        try:
+            result = await handler(self, *args, **kwargs)
+            if not isinstance(result, expected):
+                raise TypeError(f"{handler.__name__} gave {result!r}")
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:  # noqa: BLE001 - nothing may reach pyfuse3, which would end the mount
+            raise pyfuse3.FUSEError(self.errno_of(error, handler.__name__)) from None
+        return result
 
-        return guard
-
-    return decorate
+    return guard
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,7 +123,7 @@ class Adapter(pyfuse3.Operations):
 
     # --- names
 
-    @guarded(pyfuse3.EntryAttributes)
+    @guarded
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         try:
             return self._entry(self.names.lookup(Ino(parent_inode), name))
@@ -125,44 +133,63 @@ class Adapter(pyfuse3.Operations):
             missing.entry_timeout = CACHE_SECONDS
             return missing
 
-    @guarded(pyfuse3.EntryAttributes)
-    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    @guarded
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
         inode = self.names.create(Ino(parent_inode), name, mode, ctx.uid, ctx.gid, rdev=rdev)
         self.files.close_live(inode)
         return self._entry(inode)
 
-    @guarded(pyfuse3.EntryAttributes)
-    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    @guarded
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
         return self._entry(self.names.create(Ino(parent_inode), name, stat.S_IFDIR | (mode & 0o7777), ctx.uid, ctx.gid))
 
-    @guarded(pyfuse3.EntryAttributes)
-    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(self.names.create(Ino(parent_inode), name, stat.S_IFLNK | 0o777, ctx.uid, ctx.gid, target=target))
+    @guarded
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(
+            self.names.create(Ino(parent_inode), name, stat.S_IFLNK | 0o777, ctx.uid, ctx.gid, target=target)
+        )
 
-    @guarded(bytes)
+    @guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         target = self.inodes.namespace.symlink(Ino(inode))
         if target is None:
             raise errors.Invalid(f"inode {inode} is no symlink")
         return target
 
-    @guarded(pyfuse3.EntryAttributes)
-    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    @guarded
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
         return self._entry(self.names.link(Ino(inode), Ino(new_parent_inode), new_name))
 
-    @guarded(None)
+    @guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self.names.unlink(Ino(parent_inode), name)
 
-    @guarded(None)
+    @guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self.names.rmdir(Ino(parent_inode), name)
 
-    @guarded(None)
+    @guarded
     async def rename(
-        self, parent_inode_old: int, name_old: bytes, parent_inode_new: int, name_new: bytes, flags: int, ctx: pyfuse3.RequestContext
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
     ) -> None:
-        if flags & ~(pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE) or flags == pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE:
+        if (
+            flags & ~(pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE)
+            or flags == pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE
+        ):
             raise errors.Invalid(f"rename flags {flags}")
         await self.names.rename(
             Ino(parent_inode_old),
@@ -182,7 +209,7 @@ class Adapter(pyfuse3.Operations):
 
     # --- directories
 
-    @guarded(int)
+    @guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self.inodes.get(Ino(inode))
         directory.handles += 1
@@ -191,41 +218,50 @@ class Adapter(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         await self._readdir(fh, start_id, token)
 
-    @guarded(None)
+    @guarded
     async def _readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         directory = self._handles[fh].inode
         if start_id < 1 and not pyfuse3.readdir_reply(token, b".", self._entry(directory), 1):
             return
-        if start_id < DOTS and not pyfuse3.readdir_reply(token, b"..", self._entry(self.names.parent(directory.ino)), DOTS):
+        if start_id < DOTS and not pyfuse3.readdir_reply(
+            token, b"..", self._entry(self.names.parent(directory.ino)), DOTS
+        ):
             return
         after = max(start_id - DOTS, 0)
         while batch := self.names.entries(directory, after, DIRECTORY_BATCH):
             for name in batch:
                 with contextlib.suppress(errors.NotFound):
-                    if not pyfuse3.readdir_reply(token, name.name, self._entry(self.inodes.get(name.ino)), name.id + DOTS):
+                    if not pyfuse3.readdir_reply(
+                        token, name.name, self._entry(self.inodes.get(name.ino)), name.id + DOTS
+                    ):
                         return
             after = batch[-1].id
 
-    @guarded(None)
+    @guarded
     async def releasedir(self, fh: int) -> None:
         inode = self._handles.pop(fh).inode
         inode.handles -= 1
         if inode.nlink == 0 and inode.forgotten and not inode.handles:
             self.inodes.discard(inode)
 
-    @guarded(None)
+    @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         await self.files.sync(self._handles[fh].inode)
 
     # --- attributes
 
-    @guarded(pyfuse3.EntryAttributes)
-    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext | None = None) -> pyfuse3.EntryAttributes:
+    @guarded
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         return self._entry(self.inodes.get(Ino(inode)))
 
-    @guarded(pyfuse3.EntryAttributes)
+    @guarded
     async def setattr(
-        self, inode: int, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, fh: int | None, ctx: pyfuse3.RequestContext
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         target = self.inodes.get(Ino(inode))
         self.attributes.change(
@@ -241,25 +277,25 @@ class Adapter(pyfuse3.Operations):
         )
         return self._entry(target)
 
-    @guarded(bytes)
+    @guarded
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if not name.startswith(b"user."):
             raise pyfuse3.FUSEError(errno.ENODATA)  # asked by the kernel before every write: no look at the inode
         return self.attributes.get_xattr(self.inodes.get(Ino(inode)), name)
 
-    @guarded(None)
+    @guarded
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
         self.attributes.set_xattr(self.inodes.get(Ino(inode)), name, value)
 
-    @guarded(None)
+    @guarded
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self.attributes.remove_xattr(self.inodes.get(Ino(inode)), name)
 
-    @guarded(list)
+    @guarded
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
         return self.attributes.list_xattrs(self.inodes.get(Ino(inode)))
 
-    @guarded(pyfuse3.StatvfsData)
+    @guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         disk, reserve = self.attributes.statvfs()
         result = pyfuse3.StatvfsData()
@@ -275,7 +311,7 @@ class Adapter(pyfuse3.Operations):
 
     # --- content
 
-    @guarded(tuple)
+    @guarded
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
@@ -287,7 +323,7 @@ class Adapter(pyfuse3.Operations):
             raise errors.Exists(f"{name!r}")
         return self._open(inode, flags), self._entry(inode)
 
-    @guarded(pyfuse3.FileInfo)
+    @guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         return self._open(self.inodes.get(Ino(inode)), flags)
 
@@ -302,19 +338,19 @@ class Adapter(pyfuse3.Operations):
                 raise
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(self._handle(Handle(inode, writable))), keep_cache=True)
 
-    @guarded(bytes)
+    @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes:
         return await self.files.read(self._handles[fh].inode, off, size)
 
-    @guarded(int)
+    @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         return await self.files.write(self._handles[fh].inode, off, buf)
 
-    @guarded(None)
+    @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         await self.files.sync(self._handles[fh].inode)
 
-    @guarded(None)
+    @guarded
     async def release(self, fh: int) -> None:
         handle = self._handles.pop(fh)
         self.files.release(handle.inode, writable=handle.writable)

@@ -1,10 +1,11 @@
 """The FUSE INIT handshake, with flags that pyfuse3 does not offer.
 
-libfuse reads INIT from a socket pair instead of the device and answers into it; the flags of the answer are edited; then the device is put
-back. Any surprise falls back to libfuse's own answer, which is slower, but right. Layout of the messages: include/uapi/linux/fuse.h.
+libfuse reads INIT from a socket pair instead of the device and answers into it; the flags of the answer are edited;
+then the device is put back. Any surprise falls back to libfuse's own answer, which is slower, but right. Layout of
+the messages: include/uapi/linux/fuse.h.
 
-On: EXPLICIT_INVAL_DATA (a file's pages stay cached when its size or mtime change through the mount), CACHE_SYMLINKS, PARALLEL_DIROPS.
-Off: AUTO_INVAL_DATA (which drops all pages of a file at the first stat after a write).
+On: EXPLICIT_INVAL_DATA (a file's pages stay cached when its size or mtime change through the mount), CACHE_SYMLINKS,
+PARALLEL_DIROPS. Off: AUTO_INVAL_DATA (which drops all pages of a file at the first stat after a write).
 HANDLE_KILLPRIV_V2 stays off: with it the kernel leaves set-id bits alone.
 """
 
@@ -14,6 +15,8 @@ import socket
 import struct
 
 import pyfuse3
+
+from deltapool.fs.loop import SLOW_PATH
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +33,9 @@ MESSAGE_BYTES_MAX = 1 << 21
 
 
 def edited(reply: bytes, offered: int, on: int = ON, off: int = OFF) -> bytes:
-    """The INIT answer with other flags: those of `on` that the kernel offered, none of `off`. Unless the kernel takes EXPLICIT_INVAL_DATA,
-    AUTO_INVAL_DATA stays, since nothing else would then keep its pages right. Raises ValueError for what is no INIT answer."""
+    """The INIT answer with other flags: those of `on` that the kernel offered, none of `off`. Unless the kernel takes
+    EXPLICIT_INVAL_DATA, AUTO_INVAL_DATA stays, since nothing else would then keep its pages right. Raises ValueError
+    for what is no INIT answer."""
     if len(reply) < REPLY_HEADER_BYTES + FLAGS_OFFSET + 4:
         raise ValueError(f"an INIT answer of {len(reply)} bytes")
     length, error = struct.unpack_from("<Ii", reply)
@@ -53,8 +57,9 @@ def offered_flags(request: bytes) -> int:
 
 
 def install(device: int) -> bool:
-    """Arranges for the flags to be edited. After `pyfuse3.init` (and `loop.install`), before `pyfuse3.main`. False: libfuse's flags stay."""
-    ordinary = getattr(pyfuse3, "_wait_fuse_readable", None)
+    """Arranges for the flags to be edited. After `pyfuse3.init` (and `loop.install`), before `pyfuse3.main`. False:
+    libfuse's flags stay."""
+    ordinary = getattr(pyfuse3, SLOW_PATH, None)
     if ordinary is None:
         return False
     kept = os.dup(device)
@@ -80,8 +85,8 @@ def install(device: int) -> bool:
         os.write(kept, answer)
         os.close(kept)
         ours.close()
-        pyfuse3._wait_fuse_readable = ordinary
+        setattr(pyfuse3, SLOW_PATH, ordinary)
         return bool(await ordinary())
 
-    pyfuse3._wait_fuse_readable = wait
+    setattr(pyfuse3, SLOW_PATH, wait)
     return True

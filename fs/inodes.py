@@ -1,7 +1,8 @@
 """The inodes that are in memory, and what everybody above must agree on about them.
 
-One object per inode number, as long as anything about it is pending, open, or within the bound of the cache. The size and mtime of a regular
-file are those of its live file: the row is only what was noted last. Paths and classes are derived here, from the names.
+One object per inode number, as long as anything about it is pending, open, or within the bound of the cache. The size
+and mtime of a regular file are those of its live file: the row is only what was noted last. Paths and classes are
+derived here, from the names.
 """
 
 import contextlib
@@ -20,7 +21,9 @@ EVICT_BATCH = 256
 
 
 class Inodes:
-    def __init__(self, namespace: Namespace, store: LiveStore, rules: Rules, clock: Clock, limits: Limits, stats: Stats) -> None:
+    def __init__(
+        self, namespace: Namespace, store: LiveStore, rules: Rules, clock: Clock, limits: Limits, stats: Stats
+    ) -> None:
         self.namespace = namespace
         self.database = namespace.database
         self.store = store
@@ -57,7 +60,8 @@ class Inodes:
             self._evict()
 
     def _evict(self) -> None:
-        """Forgets the oldest entries that nobody needs. Second-chance enough: whatever is asked for again comes back at the young end."""
+        """Forgets the oldest entries that nobody needs. Second-chance enough: whatever is asked for again comes back
+        at the young end."""
         goal = self.limits.inodes_cached - EVICT_BATCH
         keep: list[Inode] = []
         for ino in list(self._cached)[: len(self._cached) - goal]:
@@ -137,7 +141,10 @@ class Inodes:
 
     def decide_class(self, inode: Inode) -> tuple[FileClass, list[tuple[Name, FileClass]]]:
         """The class of an inode over all its names, and what the rules say of each of them."""
-        names = [(name, self.name_class(name.parent, name.name, inode.is_directory)) for name in self.namespace.names_of(inode.ino)]
+        names = [
+            (name, self.name_class(name.parent, name.name, inode.is_directory))
+            for name in self.namespace.names_of(inode.ino)
+        ]
         return combine(file_class for _, file_class in names), names
 
     def descends(self, directory: Ino, ancestor: Ino) -> bool:

@@ -1,8 +1,8 @@
 """One journal in memory: its fold, what changed since it was last noted, its digests, and its counts.
 
-A journal is noted about once a second: `begin_note` fixes one instant of it in a step of the loop, `examine` (pure but for the reads; it
-belongs in a thread) finds digest and line count, and `end_note` takes them over, unless bytes below the noted length changed meanwhile: then
-all that was pending stays pending, and the next note covers it.
+A journal is noted about once a second: `begin_note` fixes one instant of it in a step of the loop, `examine` (pure
+but for the reads; it belongs in a thread) finds digest and line count, and `end_note` takes them over, unless bytes
+below the noted length changed meanwhile: then all that was pending stays pending, and the next note covers it.
 
 What changed is kept as ranges of the live file (`extents.Pending`), never as a second copy.
 """
@@ -53,9 +53,25 @@ class Findings:
 
 
 class Journal:
-    __slots__ = ("_disturbed", "_inflight", "_lines", "_noted", "_ranges_max", "ancestor", "born", "counts", "digests", "fold", "ino", "nuls", "pending")
+    __slots__ = (
+        "_disturbed",
+        "_inflight",
+        "_lines",
+        "_noted",
+        "_ranges_max",
+        "ancestor",
+        "born",
+        "counts",
+        "digests",
+        "fold",
+        "ino",
+        "nuls",
+        "pending",
+    )
 
-    def __init__(self, ino: Ino, length: int, note: JournalNote | None, segments: list[tuple[bytes, int]], ranges_max: int) -> None:
+    def __init__(
+        self, ino: Ino, length: int, note: JournalNote | None, segments: list[tuple[bytes, int]], ranges_max: int
+    ) -> None:
         """`note` and `segments` are what the namespace knows of it; a note for another length only lends its counts."""
         self.ino = ino
         self.fold = Fold(length)
@@ -85,16 +101,17 @@ class Journal:
     def visible_length(self) -> int:
         return self.fold.visible_length
 
-    def overlap(self, offset: int, size: int) -> tuple[int, int]:
-        """(offset, size) of the old bytes that `write` wants to see."""
-        return offset, self.fold.overlap_bytes(offset, size)
+    def overlap(self, offset: int, size: int) -> int:
+        """How many old bytes, from `offset` on, `write` wants to see."""
+        return self.fold.overlap_bytes(offset, size)
 
     def has_new_nuls(self, offset: int, data: bytes) -> bool:
         """Whether this write brings the journal's first NUL: given, or implied by a gap."""
         return not self.nuls and (offset > self.visible_length or b"\0" in data)
 
     def write(self, live: LiveFile, offset: int, data: bytes, old: bytes) -> tuple[int, int]:
-        """Writes what differs. Returns the bytes accepted, fewer than given if the disk filled up, and the bytes that went to the live file."""
+        """Writes what differs. Returns the bytes accepted, fewer than given if the disk filled up, and the bytes that
+        went to the live file."""
         was_held = self.held
         plan = self.fold.write(offset, data, old)
         if was_held and not self.held:
@@ -115,7 +132,8 @@ class Journal:
         self._execute(live, self.fold.release(), b"")
 
     def _execute(self, live: LiveFile, plan: Plan, data: bytes) -> tuple[int, int]:
-        """Does to the live file what the plan says, and remembers where. Returns how far in `data` it came, and the bytes written."""
+        """Does to the live file what the plan says, and remembers where. Returns how far in `data` it came, and the
+        bytes written."""
         written = 0
         view = memoryview(data)
         try:
@@ -208,7 +226,9 @@ class Journal:
         whole = len(findings.digests) if self.fold.length == instant.length else instant.length // SEGMENT_BYTES
         self.digests = SegmentDigests(self.fold.length, findings.digests[:whole])
         self._lines = list(findings.lines[:whole])
-        self._noted = JournalNote(instant.length, findings.digest, sum(findings.lines), int(self.nuls), instant.mtime_ns, *self._counts)
+        self._noted = JournalNote(
+            instant.length, findings.digest, sum(findings.lines), int(self.nuls), instant.mtime_ns, *self._counts
+        )
         return self._noted
 
     @property
@@ -223,7 +243,8 @@ class Journal:
 
 
 def examine(instant: Instant, read: Read, read_ancestor: Read | None) -> Findings:
-    """Digests and line counts of the instant: only segments that changed are read. With an ancestor, what was taken over from it.
+    """Digests and line counts of the instant: only segments that changed are read. With an ancestor, what was taken
+    over from it.
 
     Raises EOFError if the file is shorter than the instant says: it was truncated meanwhile."""
     counted: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Starting the fs process: checks first, then in the foreground, or in the background with a log file.
 
-The background process is started by exec, not by fork, with its working directory in the state folder. It tells through a pipe that it
-answers, or why it does not.
+The background process is started by exec, not by fork, with its working directory in the state folder. It tells
+through a pipe that it answers, or why it does not.
 """
 
 import dataclasses
@@ -32,8 +32,14 @@ class Request:
     config: pathlib.Path | None
 
     @classmethod
-    def make(cls, directory: pathlib.Path, folder: pathlib.Path | None, volume: str | None, config: pathlib.Path | None) -> "Request":
-        mountpoint = pathlib.Path(os.path.realpath(directory.parent)) / directory.name if directory.name else pathlib.Path(os.path.abspath(directory))
+    def make(
+        cls, directory: pathlib.Path, folder: pathlib.Path | None, volume: str | None, config: pathlib.Path | None
+    ) -> "Request":
+        mountpoint = (
+            pathlib.Path(os.path.realpath(directory.parent)) / directory.name
+            if directory.name
+            else pathlib.Path(os.path.abspath(directory))
+        )
         if directory.name in ("", ".", ".."):
             mountpoint = pathlib.Path(os.path.realpath(directory))
         if volume is None and folder is not None and (folder / state.STATE_FILE).exists():
@@ -41,7 +47,12 @@ class Request:
         volume = volume or state.default_volume(mountpoint)
         state.check_volume_name(volume)
         folder = folder or state.default_folder(volume, dict(os.environ))
-        return cls(mountpoint, pathlib.Path(os.path.realpath(folder)), volume, pathlib.Path(os.path.abspath(config)) if config else None)
+        return cls(
+            mountpoint,
+            pathlib.Path(os.path.realpath(folder)),
+            volume,
+            pathlib.Path(os.path.abspath(config)) if config else None,
+        )
 
     def arguments(self) -> list[str]:
         words = ["mount", str(self.mountpoint), "--state", str(self.folder), "--volume", self.volume]
@@ -72,7 +83,10 @@ def in_background(request: Request) -> None:
     if said == READY:
         return
     code = child.wait()
-    reason = said.decode(errors="replace").strip() or f"it ended with {code} before it answered; see {log_folder / state.LOG_FILE}"
+    reason = (
+        said.decode(errors="replace").strip()
+        or f"it ended with {code} before it answered; see {log_folder / state.LOG_FILE}"
+    )
     raise UserError(reason)
 
 
@@ -90,7 +104,8 @@ def _listen(reading: int) -> bytes:
 
 
 def in_foreground(request: Request, ready_fd: int | None) -> None:
-    """Serves until the filesystem is unmounted. With `ready_fd`, logs to the state folder and reports through that descriptor."""
+    """Serves until the filesystem is unmounted. With `ready_fd`, logs to the state folder and reports through that
+    descriptor."""
     from deltapool.fs import mount
 
     def tell(message: bytes) -> None:
@@ -120,10 +135,13 @@ def in_foreground(request: Request, ready_fd: int | None) -> None:
 
 
 def prepare(request: Request) -> None:
-    """Checks what can be checked before anything is made, clears a dead mount, and makes the mountpoint. Raises UserError."""
+    """Checks what can be checked before anything is made, clears a dead mount, and makes the mountpoint. Raises
+    UserError."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing = not os.path.exists("/dev/fuse")
-        raise UserError("/dev/fuse is missing: load the fuse module" if missing else "/dev/fuse cannot be opened by this user")
+        raise UserError(
+            "/dev/fuse is missing: load the fuse module" if missing else "/dev/fuse cannot be opened by this user"
+        )
     unmount.fusermount("-V")
     mountpoint = request.mountpoint
     mounted = unmount.mounted_at(mountpoint)
@@ -153,8 +171,9 @@ def _check_space(folder: pathlib.Path) -> None:
     while not here.exists():
         here = here.parent
     found = os.statvfs(here)
-    if found.f_bavail * found.f_frsize < FREE_BYTES_LEAST:
-        raise StateError(f"the disk of {folder} has {found.f_bavail * found.f_frsize} bytes free; {FREE_BYTES_LEAST} are needed to mount")
+    free = found.f_bavail * found.f_frsize
+    if free < FREE_BYTES_LEAST:
+        raise StateError(f"the disk of {folder} is full: {free} bytes are free, {FREE_BYTES_LEAST} are needed to mount")
 
 
 def _read_config(request: Request) -> config.Config:

@@ -1,10 +1,11 @@
 """Live files: the bytes of inode 42 are in `live/2a/42` under the state folder, in the clear.
 
-While a file that was truncated to nothing is being rewritten, its new bytes are in `42.new` and the old ones stay in `42`, until the new ones
-are durable and `promote` renames them over the old. A crash before that finds the old content, one after it the new.
+While a file that was truncated to nothing is being rewritten, its new bytes are in `42.new` and the old ones stay in
+`42`, until the new ones are durable and `promote` renames them over the old. A crash before that finds the old
+content, one after it the new.
 
-System calls only, on paths and descriptors; who may call them when is decided above. Methods named `sync_*` and `promote` wait for a disk and
-belong in a thread; the others are called on the loop. OSError comes through as it is.
+System calls only, on paths and descriptors; who may call them when is decided above. Methods named `sync_*` and
+`promote` wait for a disk and belong in a thread; the others are called on the loop. OSError comes through as it is.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ def relative_path(ino: Ino, *, new: bool = False) -> str:
 
 
 class LiveFile:
-    """An open live file. `users` counts threads that are using the descriptor; it is closed when the last one is done."""
+    """An open live file. `users` counts threads that are using the descriptor; it is closed when the last one is
+    done."""
 
     __slots__ = ("_closing", "fd", "ino", "is_new", "users")
 
@@ -65,7 +67,8 @@ class LiveFile:
         return data
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Writes `data` and returns how much of it: less only if the disk filled up on the way. Raises OSError if nothing was written."""
+        """Writes `data` and returns how much of it: less only if the disk filled up on the way. Raises OSError if
+        nothing was written."""
         done = os.pwrite(self.fd, data, offset)
         with contextlib.suppress(OSError):
             while done < len(data):
@@ -148,7 +151,8 @@ class LiveStore:
             os.close(fd)
 
     def promote(self, ino: Ino) -> None:
-        """The new bytes, already durable, take the place of the old ones. A single rename: cheap, but durable only after `sync_folder`."""
+        """The new bytes, already durable, take the place of the old ones. A single rename: cheap, but durable only
+        after `sync_folder`."""
         os.rename(self.path(ino, new=True), self.path(ino))
         self.rewriting.discard(ino)
         self.fresh.add(ino)

@@ -1,14 +1,16 @@
-"""How the FUSE loop waits: polling the device briefly after an answer, and never stuck in a read for a client that was killed.
+"""How the FUSE loop waits: polling the device briefly after an answer, and never stuck in a read for a client that
+was killed.
 
-pyfuse3 waits for requests in `_wait_fuse_readable`, which is replaced here. Nearly all of a small request's time is sleeping and being woken;
-looking again for 50 us first more than halves it. Trio gets a turn at least every millisecond, and there is no polling while a sync runs in a
-thread, which the poller would only slow down.
+pyfuse3 waits for requests in `_wait_fuse_readable`, which is replaced here. Nearly all of a small request's time is
+sleeping and being woken; looking again for 50 us first more than halves it. Trio gets a turn at least every
+millisecond, and there is no polling while a sync runs in a thread, which the poller would only slow down.
 
-The session's descriptor is blocking. A request whose client was SIGKILLed while it was queued vanishes between poll and read, and the read
-then blocks the whole process, interpreter lock held. An interval timer, armed after each wait for I/O and disarmed before the next,
-interrupts it; pyfuse3 tries again after EINTR.
+The session's descriptor is blocking. A request whose client was SIGKILLed while it was queued vanishes between poll
+and read, and the read then blocks the whole process, interpreter lock held. An interval timer, armed after each wait
+for I/O and disarmed before the next, interrupts it; pyfuse3 tries again after EINTR.
 
-If anything that this relies on is not there, `install` changes nothing and says so: pyfuse3's own waiting is slower, but right.
+If anything that this relies on is not there, `install` changes nothing and says so: pyfuse3's own waiting is slower,
+but right.
 """
 
 import logging
@@ -20,6 +22,7 @@ import time
 import pyfuse3
 import trio
 
+SLOW_PATH = "_wait_fuse_readable"  # private to pyfuse3, so not in its types
 SPIN_SECONDS = 50e-6
 TURN_SECONDS = 1e-3
 GUARD_SECONDS = 0.05
@@ -39,7 +42,8 @@ def device_descriptor() -> int | None:
 
 
 class Guard(trio.abc.Instrument):
-    """Arms the timer while handlers run, remembers when trio last had its turn, and counts the threads that are being waited for."""
+    """Arms the timer while handlers run, remembers when trio last had its turn, and counts the threads that are being
+    waited for."""
 
     def __init__(self) -> None:
         self.last_turn = 0.0
@@ -58,9 +62,10 @@ def threads_running() -> int:
 
 
 def install() -> bool:
-    """Replaces pyfuse3's waiting. After `pyfuse3.init`, before `pyfuse3.main`, in the main thread. False: nothing was changed."""
+    """Replaces pyfuse3's waiting. After `pyfuse3.init`, before `pyfuse3.main`, in the main thread. False: nothing was
+    changed."""
     device = device_descriptor()
-    slow_path = getattr(pyfuse3, "_wait_fuse_readable", None)
+    slow_path = getattr(pyfuse3, SLOW_PATH, None)
     if device is None or slow_path is None:
         log.warning("this pyfuse3 cannot be polled: requests take longer")
         return False
@@ -88,7 +93,7 @@ def install() -> bool:
             if ready.poll(0):
                 return True
 
-    pyfuse3._wait_fuse_readable = wait
+    setattr(pyfuse3, SLOW_PATH, wait)
     return True
 
 

@@ -1,16 +1,16 @@
 """The composition root: puts the parts of one mount together, owns the one nursery, and takes them apart again.
 
-Order of an end: the kernel writes back and unmounts, the loop ends, then everything that is still dirty is settled and the namespace closed
-clean. Whatever ends the process earlier is a crash, and recovery knows what to do.
+Order of an end: the kernel writes back and unmounts, the loop ends, then everything that is still dirty is settled
+and the namespace closed clean. Whatever ends the process earlier is a crash, and recovery knows what to do.
 """
 
 import dataclasses
 import gc
 import logging
-import os
 import pathlib
 import resource
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -69,8 +69,11 @@ def build(state: State, mountpoint: pathlib.Path, config: Config, sink: Sink | N
     return Parts(inodes, files, settler, Adapter(inodes, files, names, attributes), report, audit)
 
 
-def serve(state: State, mountpoint: pathlib.Path, config: Config, ready: Callable[[], None], sink: Sink | None = None) -> None:
-    """Mounts, calls `ready` when requests are answered, and returns when the filesystem is unmounted and everything is durable.
+def serve(
+    state: State, mountpoint: pathlib.Path, config: Config, ready: Callable[[], None], sink: Sink | None = None
+) -> None:
+    """Mounts, calls `ready` when requests are answered, and returns when the filesystem is unmounted and everything
+    is durable.
 
     Raises StateError if the mount cannot be made or could not be closed cleanly."""
     _raise_descriptor_limit()
@@ -95,7 +98,9 @@ def serve(state: State, mountpoint: pathlib.Path, config: Config, ready: Callabl
         raise StateError(f"the volume was closed after a failure: {parts.inodes.database.failure}")
 
 
-async def _main(parts: Parts, listener: "control.socket.socket", mountpoint: pathlib.Path, config: Config, ready: Callable[[], None]) -> None:
+async def _main(
+    parts: Parts, listener: socket.socket, mountpoint: pathlib.Path, config: Config, ready: Callable[[], None]
+) -> None:
     limits, settler = config.limits, parts.settler
     trio.to_thread.current_default_thread_limiter().total_tokens = limits.threads
     async with trio.open_nursery() as nursery:

@@ -1,14 +1,24 @@
 """Names: create, link, rename, remove, list. Each operation is one savepoint: all of it or nothing.
 
-Checks come first, then statements, then the objects in memory; nothing is awaited in between. Renaming over a file waits, before that, until
-the bytes of the new one are durable: no transaction may become durable before them. The class of an inode is decided anew whenever its names
-change.
+Checks come first, then statements, then the objects in memory; nothing is awaited in between. Renaming over a file
+waits, before that, until the bytes of the new one are durable: no transaction may become durable before them. The
+class of an inode is decided anew whenever its names change.
 """
 
 import stat
 
 from deltapool.fs.classes import FileClass, combine
-from deltapool.fs.errors import Exists, Invalid, IsDirectory, IsNotDirectory, NameTooLong, NotEmpty, NotFound, NotPermitted, TooManyLinks
+from deltapool.fs.errors import (
+    Exists,
+    Invalid,
+    IsDirectory,
+    IsNotDirectory,
+    NameTooLong,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    TooManyLinks,
+)
 from deltapool.fs.files import Files
 from deltapool.fs.inode import ROOT, Ino, Inode
 from deltapool.fs.inodes import Inodes, join
@@ -28,7 +38,9 @@ class Names:
         self.database = inodes.database
         self.namespace = inodes.namespace
         self.stats = inodes.stats
-        self.dead: dict[Ino, int] = {}  # inodes without a name, and the transaction that must be durable before their bytes go
+        self.dead: dict[
+            Ino, int
+        ] = {}  # inodes without a name, and the transaction that must be durable before their bytes go
 
     # --- looking
 
@@ -53,8 +65,11 @@ class Names:
 
     # --- making
 
-    def create(self, parent: Ino, name: bytes, mode: int, uid: int, gid: int, *, rdev: int = 0, target: bytes | None = None) -> Inode:
-        """A new inode of any kind with its first name. A regular file gets its live file, which is left open, and is dirty from birth."""
+    def create(
+        self, parent: Ino, name: bytes, mode: int, uid: int, gid: int, *, rdev: int = 0, target: bytes | None = None
+    ) -> Inode:
+        """A new inode of any kind with its first name. A regular file gets its live file, which is left open, and is
+        dirty from birth."""
         directory = self._directory(parent)
         self._check_free(directory, name)
         is_directory = stat.S_ISDIR(mode)
@@ -140,7 +155,8 @@ class Names:
             self._entry_changed(directory, now, -1)
 
     def _unnamed(self, inode: Inode, now: int) -> None:
-        """One name less; with the last one the inode is gone, and its live file once nobody has it open. Inside an operation."""
+        """One name less; with the last one the inode is gone, and its live file once nobody has it open. Inside an
+        operation."""
         inode.ctime_ns = now
         if inode.nlink > 1 and not inode.is_directory:
             self._decide_class(inode)
@@ -162,7 +178,9 @@ class Names:
 
     # --- renaming
 
-    async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, *, replace: bool, exchange: bool) -> None:
+    async def rename(
+        self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, *, replace: bool, exchange: bool
+    ) -> None:
         """`replace` false: fails if the new name exists. `exchange`: both names exist and change places."""
         for _ in range(SYNC_TRIES):
             pending = self._to_sync(parent, name, new_parent, new_name, replace, exchange)
@@ -180,8 +198,11 @@ class Names:
         elif source is not target:
             self._move(source_dir, name, source, target_dir, new_name, target)
 
-    def _to_sync(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, replace: bool, exchange: bool) -> list[Inode]:
-        """The files whose bytes must be durable before this rename puts them in the place of others, or makes journals of them."""
+    def _to_sync(
+        self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, replace: bool, exchange: bool
+    ) -> list[Inode]:
+        """The files whose bytes must be durable before this rename puts them in the place of others, or makes
+        journals of them."""
         check_name(new_name)
         source, target = self.lookup(parent, name), self.inodes.child(new_parent, new_name)
         if source is target or (target is not None and not (replace or exchange)):
@@ -191,7 +212,9 @@ class Names:
         replacing = [source, target] if exchange and target is not None else [source]
         return [inode for inode in replacing if inode.is_file and not self.files.is_durable(inode)]
 
-    def _check_rename(self, source: Inode, target: Inode | None, new_parent: Ino, *, replace: bool, exchange: bool) -> None:
+    def _check_rename(
+        self, source: Inode, target: Inode | None, new_parent: Ino, *, replace: bool, exchange: bool
+    ) -> None:
         if target is None:
             if exchange:
                 raise NotFound("both names of an exchange must exist")
@@ -207,7 +230,9 @@ class Names:
         if source.is_directory and self.inodes.descends(new_parent, source.ino):
             raise Invalid("a directory cannot move below itself")
 
-    def _move(self, source_dir: Inode, name: bytes, source: Inode, target_dir: Inode, new_name: bytes, target: Inode | None) -> None:
+    def _move(
+        self, source_dir: Inode, name: bytes, source: Inode, target_dir: Inode, new_name: bytes, target: Inode | None
+    ) -> None:
         self.files.end_hold(source)
         if target is not None:
             self.files.end_hold(target)
@@ -229,7 +254,9 @@ class Names:
             self._entry_changed(source_dir, now, -moved)
             self._entry_changed(target_dir, now, moved - gone)
 
-    def _exchange(self, source_dir: Inode, name: bytes, source: Inode, target_dir: Inode, new_name: bytes, target: Inode) -> None:
+    def _exchange(
+        self, source_dir: Inode, name: bytes, source: Inode, target_dir: Inode, new_name: bytes, target: Inode
+    ) -> None:
         if target.is_directory and self.inodes.descends(source_dir.ino, target.ino):
             raise Invalid("a directory cannot move below itself")
         if source is target:
@@ -259,8 +286,14 @@ class Names:
             self._decide_below(inode.ino)
 
     def _heritage(self, source: Inode, target: Inode | None) -> tuple[Ancestor, JournalCounts] | None:
-        """If a file takes the place of a journal: that journal, to be compared when the file is noted, and its counts, which go on."""
-        if target is None or target.file_class != FileClass.JOURNAL or target.nlink > 1 or not (source.is_file and target.is_file):
+        """If a file takes the place of a journal: that journal, to be compared when the file is noted, and its
+        counts, which go on."""
+        if (
+            target is None
+            or target.file_class != FileClass.JOURNAL
+            or target.nlink > 1
+            or not (source.is_file and target.is_file)
+        ):
             return None
         journal = self.files.journal(target)
         counts, journal.counts = journal.counts, JournalCounts()

@@ -1,12 +1,14 @@
 """The tree over SQLite: inodes, names, symlinks, xattrs, and the local notes about live files.
 
-Statements only: what a syscall means is decided above (`names`, `files`), what is durable below (`database`). Mutations are made inside
-`database.operation()`, or inside a transaction opened by `database.begin()` for local notes. Names are bytes.
+Statements only: what a syscall means is decided above (`names`, `files`), what is durable below (`database`).
+Mutations are made inside `database.operation()`, or inside a transaction opened by `database.begin()` for local
+notes. Names are bytes.
 
 Inode rows are written behind: `touch` remembers an inode, and its row is written once, just before the COMMIT.
 
-A name is private, kept in a table that never travels, if its inode may not travel (host, cache) or if the name itself lies where such files live.
-Inode numbers are never reused: they are handed out from blocks that are reserved durably first.
+A name is private, kept in a table that never travels, if its inode may not travel (host, cache) or if the name itself
+lies where such files live. Inode numbers are never reused: they are handed out from blocks that are reserved durably
+first.
 """
 
 import dataclasses
@@ -27,6 +29,7 @@ INODE_BLOCK = 4096
 CUT = 1  # the cut to which changes belong; the first one has not been made yet
 PRIVATE = (FileClass.HOST, FileClass.CACHE)
 
+_JOURNAL = "length, digest, lines, nuls, appended, written, changed, read, folded"
 _INODE = "ino, mode, uid, gid, nlink, rdev, size, atime, mtime, ctime, class"
 
 
@@ -71,7 +74,9 @@ class Namespace:
             self._create_root(now_ns)
         self._next_ino = int(self.meta("next_ino") or 0)
         self._reserved_until = self._next_ino
-        highest = self._execute("SELECT max((SELECT coalesce(max(id),0) FROM dentry), (SELECT coalesce(max(id),0) FROM private_dentry))").get
+        highest = self._execute(
+            "SELECT max((SELECT coalesce(max(id),0) FROM dentry), (SELECT coalesce(max(id),0) FROM private_dentry))"
+        ).get
         self._next_entry = int(highest) + 1
 
     def _create_root(self, now_ns: int) -> None:
@@ -79,7 +84,8 @@ class Namespace:
         self._execute("INSERT INTO meta VALUES ('epoch', 1), ('next_ino', ?), ('clean', 1)", (1 << EPOCH_SHIFT,))
         owner = (os.geteuid(), os.getegid())
         self._execute(
-            f"INSERT INTO inode({_INODE}, cut) VALUES (?, ?, ?, ?, 2, 0, 0, ?, ?, ?, 0, ?)", (ROOT, 0o40755, *owner, now_ns, now_ns, now_ns, CUT)
+            f"INSERT INTO inode({_INODE}, cut) VALUES (?, ?, ?, ?, 2, 0, 0, ?, ?, ?, 0, ?)",
+            (ROOT, 0o40755, *owner, now_ns, now_ns, now_ns, CUT),
         )
         self.database.commit()
 
@@ -119,7 +125,19 @@ class Namespace:
             self.database.connection.executemany(
                 f"INSERT OR REPLACE INTO inode({_INODE}, cut) VALUES (?,?,?,?,?,?,?,?,?,?,?,{CUT})",
                 [
-                    (i.ino, i.mode, i.uid, i.gid, i.nlink, i.rdev, i.size, i.atime_ns, i.mtime_ns, i.ctime_ns, int(i.file_class))
+                    (
+                        i.ino,
+                        i.mode,
+                        i.uid,
+                        i.gid,
+                        i.nlink,
+                        i.rdev,
+                        i.size,
+                        i.atime_ns,
+                        i.mtime_ns,
+                        i.ctime_ns,
+                        int(i.file_class),
+                    )
                     for i in self._touched.values()
                 ],
             )
@@ -170,17 +188,17 @@ class Namespace:
 
     def is_empty(self, directory: Ino) -> bool:
         found = self._execute(
-            "SELECT EXISTS(SELECT 1 FROM dentry WHERE parent = ?1) OR EXISTS(SELECT 1 FROM private_dentry WHERE parent = ?1)", (directory,)
+            "SELECT EXISTS(SELECT 1 FROM dentry WHERE parent = ?1) "
+            "OR EXISTS(SELECT 1 FROM private_dentry WHERE parent = ?1)",
+            (directory,),
         ).get
         return not found
 
     def entries(self, directory: Ino, after: int, limit: int) -> list[Name]:
         """Up to `limit` entries with an id above `after`, in the order of ids."""
-        rows = self._execute(
-            "SELECT * FROM (SELECT id, name, ino FROM dentry WHERE parent = ?1 AND id > ?2 ORDER BY id LIMIT ?3) UNION ALL "
-            "SELECT * FROM (SELECT id, name, ino FROM private_dentry WHERE parent = ?1 AND id > ?2 ORDER BY id LIMIT ?3) ORDER BY 1 LIMIT ?3",
-            (directory, after, limit),
-        )
+        part = "SELECT * FROM (SELECT id, name, ino FROM {} WHERE parent = ?1 AND id > ?2 ORDER BY id LIMIT ?3)"
+        both = f"{part.format('dentry')} UNION ALL {part.format('private_dentry')} ORDER BY 1 LIMIT ?3"
+        rows = self._execute(both, (directory, after, limit))
         return [Name(entry, directory, name, ino) for entry, name, ino in rows]
 
     def children(self, directory: Ino) -> Iterator[Name]:
@@ -190,17 +208,18 @@ class Namespace:
             after = batch[-1].id
 
     def names_of(self, ino: Ino) -> list[Name]:
-        return [
-            Name(*row)
-            for row in self._execute(
-                "SELECT id, parent, name, ino FROM dentry WHERE ino = ?1 UNION ALL SELECT id, parent, name, ino FROM private_dentry WHERE ino = ?1",
-                (ino,),
-            )
-        ]
+        part = "SELECT id, parent, name, ino FROM {} WHERE ino = ?1"
+        rows = self._execute(f"{part.format('dentry')} UNION ALL {part.format('private_dentry')}", (ino,))
+        return [Name(*row) for row in rows]
 
     def first_name(self, ino: Ino) -> Name | None:
         row = self._execute("SELECT id, parent, name, ino FROM dentry WHERE ino = ? LIMIT 1", (ino,)).fetchone()
-        row = row or self._execute("SELECT id, parent, name, ino FROM private_dentry WHERE ino = ? LIMIT 1", (ino,)).fetchone()
+        row = (
+            row
+            or self._execute(
+                "SELECT id, parent, name, ino FROM private_dentry WHERE ino = ? LIMIT 1", (ino,)
+            ).fetchone()
+        )
         return Name(*row) if row else None
 
     # --- symlinks and xattrs
@@ -245,7 +264,9 @@ class Namespace:
     def live_notes(self, after: Ino, limit: int) -> list[tuple[Ino, LiveNote]]:
         """Notes of files that are not dirty, in the order of inode numbers."""
         rows = self._execute(
-            "SELECT ino, size, mtime, ctime FROM live WHERE ino > ? AND ino NOT IN (SELECT ino FROM dirty) ORDER BY ino LIMIT ?", (after, limit)
+            "SELECT ino, size, mtime, ctime FROM live WHERE ino > ? AND ino NOT IN (SELECT ino FROM dirty) "
+            "ORDER BY ino LIMIT ?",
+            (after, limit),
         )
         return [(ino, LiveNote(*rest)) for ino, *rest in rows]
 
@@ -256,22 +277,22 @@ class Namespace:
         self.database.connection.executemany("DELETE FROM grave WHERE ino = ?", [(ino,) for ino in inodes])
 
     def journal_note(self, ino: Ino) -> JournalNote | None:
-        row = self._execute(
-            "SELECT length, digest, lines, nuls, appended, written, changed, read, folded FROM journal WHERE ino = ?", (ino,)
-        ).fetchone()
+        row = self._execute(f"SELECT {_JOURNAL} FROM journal WHERE ino = ?", (ino,)).fetchone()
         return JournalNote(*row) if row else None
 
     def note_journal(self, ino: Ino, note: JournalNote) -> None:
         self._execute("INSERT OR REPLACE INTO journal VALUES (?,?,?,?,?,?,?,?,?,?)", (ino, *note))
 
     def journals(self) -> list[tuple[Ino, JournalNote]]:
-        rows = self._execute("SELECT ino, length, digest, lines, nuls, appended, written, changed, read, folded FROM journal ORDER BY ino")
+        rows = self._execute(f"SELECT ino, {_JOURNAL} FROM journal ORDER BY ino")
         return [(ino, JournalNote(*rest)) for ino, *rest in rows]
 
     def segments(self, ino: Ino) -> list[tuple[bytes, int]]:
         """(digest, lines) of the full segments of a journal that were noted, from the first one on without a gap."""
-        found = []
-        for number, digest, lines in self._execute("SELECT number, digest, lines FROM segment WHERE ino = ? ORDER BY number", (ino,)):
+        found: list[tuple[bytes, int]] = []
+        for number, digest, lines in self._execute(
+            "SELECT number, digest, lines FROM segment WHERE ino = ? ORDER BY number", (ino,)
+        ):
             if number != len(found):
                 break
             found.append((digest, lines))
@@ -281,7 +302,8 @@ class Namespace:
         """`rows` of (number, digest, lines) are written; none at or beyond `count` remains."""
         self._execute("DELETE FROM segment WHERE ino = ? AND number >= ?", (ino, count))
         self.database.connection.executemany(
-            "INSERT OR REPLACE INTO segment VALUES (?, ?, ?, ?)", [(ino, number, digest, lines) for number, digest, lines in rows]
+            "INSERT OR REPLACE INTO segment VALUES (?, ?, ?, ?)",
+            [(ino, number, digest, lines) for number, digest, lines in rows],
         )
 
     def forget_journal(self, ino: Ino) -> None:
@@ -303,4 +325,5 @@ class Namespace:
 
 
 def _inode(row: tuple[int, ...]) -> Inode:
-    return Inode(Ino(row[0]), *row[1:10], FileClass(row[10]))
+    ino, mode, uid, gid, nlink, rdev, size, atime, mtime, ctime, file_class = row
+    return Inode(Ino(ino), mode, uid, gid, nlink, rdev, size, atime, mtime, ctime, FileClass(file_class))

@@ -1,12 +1,12 @@
 """What happens between an end of the last mount, clean or not, and the first request of the next.
 
-`recover` runs before the mount answers and looks at dirty inodes and graves only, so its time depends on what was in flight, not on what
-exists. `Audit` runs beside the mount: it compares every clean live file with what was noted of it, and finds what a power cut took from the
-marks or somebody changed from outside.
+`recover` runs before the mount answers and looks at dirty inodes and graves only, so its time depends on what was in
+flight, not on what exists. `Audit` runs beside the mount: it compares every clean live file with what was noted of
+it, and finds what a power cut took from the marks or somebody changed from outside.
 
-After an unclean stop a dirty inode is dirty whole, and its size and mtime are those of its live file. A rewritten file whose new bytes were
-not known to be durable is the old one again. A journal that never had a NUL ends before its first one: the filesystem below may have kept a
-length whose bytes it lost.
+After an unclean stop a dirty inode is dirty whole, and its size and mtime are those of its live file. A rewritten
+file whose new bytes were not known to be durable is the old one again. A journal that never had a NUL ends before its
+first one: the filesystem below may have kept a length whose bytes it lost.
 """
 
 import dataclasses
@@ -149,7 +149,11 @@ class Audit:
             namespace.database.check_writable()
             namespace.database.begin()
             namespace.mark_dirty(ino)
-            if inode.file_class == FileClass.JOURNAL and (known := namespace.journal_note(ino)) is not None and inode.journal is None:
+            if (
+                inode.file_class == FileClass.JOURNAL
+                and (known := namespace.journal_note(ino)) is not None
+                and inode.journal is None
+            ):
                 namespace.note_journal(ino, JournalNote(-1, *known[1:]))
             namespace.database.commit()
         except FilesystemError:
@@ -159,7 +163,9 @@ class Audit:
         self.inodes.dirty[ino] = inode
         self.changed.append(ino)
         self.inodes.stats.changed_outside += 1
-        log.warning("inode %d: its live file %s was changed from outside (noted %s)", ino, self.inodes.store.path(ino), note)
+        log.warning(
+            "inode %d: its live file %s was changed from outside (noted %s)", ino, self.inodes.store.path(ino), note
+        )
 
 
 def _differing(store: LiveStore, batch: list[tuple[Ino, LiveNote]]) -> list[tuple[Ino, LiveNote]]:
@@ -176,8 +182,8 @@ def _differing(store: LiveStore, batch: list[tuple[Ino, LiveNote]]) -> list[tupl
 
 
 def _set_aside(folder: pathlib.Path, boundary: int) -> list[str]:
-    """Live files below `boundary` without an inode: what a killed daemon had made in its last uncommitted milliseconds. The empty ones are
-    removed, the others kept in `lost/`."""
+    """Live files below `boundary` without an inode: what a killed daemon had made in its last uncommitted
+    milliseconds. The empty ones are removed, the others kept in `lost/`."""
     connection = open_connection(folder / "namespace.db", read_only=True)
     kept = []
     try:
@@ -186,7 +192,9 @@ def _set_aside(folder: pathlib.Path, boundary: int) -> list[str]:
                 stem = entry.name.partition(".")[0]
                 if not stem.isdigit() or int(stem) >= boundary:
                     continue
-                known = connection.execute("SELECT 1 FROM inode WHERE ino = ?1 UNION ALL SELECT 1 FROM grave WHERE ino = ?1", (int(stem),))
+                known = connection.execute(
+                    "SELECT 1 FROM inode WHERE ino = ?1 UNION ALL SELECT 1 FROM grave WHERE ino = ?1", (int(stem),)
+                )
                 if known.fetchone() is not None:
                     continue
                 if entry.stat().st_size:

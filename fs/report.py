@@ -1,4 +1,5 @@
-"""What a running mount says of itself: the answers to `status`, `journals` and `flush`. It reads; `flush` lets the settler work."""
+"""What a running mount says of itself: the answers to `status`, `journals` and `flush`. It reads; `flush` lets the
+settler work."""
 
 import os
 import pathlib
@@ -18,7 +19,9 @@ TURN_JOURNALS = 64  # agents get a turn after so many
 
 
 class Report:
-    def __init__(self, state: State, mountpoint: pathlib.Path, settler: Settler, recovery: Recovery, audit: Audit) -> None:
+    def __init__(
+        self, state: State, mountpoint: pathlib.Path, settler: Settler, recovery: Recovery, audit: Audit
+    ) -> None:
         self.state = state
         self.mountpoint = mountpoint
         self.settler = settler
@@ -62,7 +65,11 @@ class Report:
                 "journals_trimmed": len(self.recovery.trimmed),
                 "bytes_missing": len(self.recovery.missing),
             },
-            "audit": {"done": self.audit.done, "changed_outside": len(self.audit.changed), "lost_and_found": len(self.audit.lost)},
+            "audit": {
+                "done": self.audit.done,
+                "changed_outside": len(self.audit.changed),
+                "lost_and_found": len(self.audit.lost),
+            },
         }
 
     def _all_counts(self) -> JournalCounts:
@@ -119,4 +126,3 @@ class Report:
             if not self.inodes.dirty:
                 break
         return {"dirty": len(self.inodes.dirty)}
-

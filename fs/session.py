@@ -23,7 +23,8 @@ def allow_other() -> bool:
 
 
 def attach(adapter: Adapter, mountpoint: pathlib.Path, source: pathlib.Path, *, poll: bool, renegotiate: bool) -> None:
-    """Mounts. `source` is what /proc/mounts shows: commands find the state folder by it. `poll` and `renegotiate`: see `loop` and `init`.
+    """Mounts. `source` is what /proc/mounts shows: commands find the state folder by it. `poll` and `renegotiate`:
+    see `loop` and `init`.
 
     Raises RuntimeError if the kernel or fusermount3 refuses."""
     escaped = str(source).replace("\\", "\\\\").replace(",", "\\,")

@@ -1,11 +1,12 @@
 """The background work on live files: noting journals, settling work, freeing what was removed.
 
 *Noting*, about once a second: every journal that changed is made durable and digested, all of them as of one instant.
-*Settling*: a dirty file is made durable, what its live file looks like is noted, and its dirty mark is cleared; a rewritten file takes the
-place of the old one. Recovery then need not look at it. *Reaping*: live files of removed inodes go once the removal is durable.
+*Settling*: a dirty file is made durable, what its live file looks like is noted, and its dirty mark is cleared; a
+rewritten file takes the place of the old one. Recovery then need not look at it. *Reaping*: live files of removed
+inodes go once the removal is durable.
 
-Facts are fixed in one step of the loop, disks are waited for in threads, and what was found is taken over only if the inode has not changed
-in between. A failed sync poisons the mount.
+Facts are fixed in one step of the loop, disks are waited for in threads, and what was found is taken over only if the
+inode has not changed in between. A failed sync poisons the mount.
 """
 
 import os
@@ -133,7 +134,9 @@ class Settler:
                 self.files.store_times(inode)
             seen = [(inode, inode.changes) for inode in batch]
             try:
-                await trio.to_thread.run_sync(self._sync, [(inode.ino, inode.ino in self.store.rewriting) for inode in batch])
+                await trio.to_thread.run_sync(
+                    self._sync, [(inode.ino, inode.ino in self.store.rewriting) for inode in batch]
+                )
                 for inode, changes in seen:
                     inode.synced = max(inode.synced, changes)
                 await self._replace_old(seen)
@@ -149,7 +152,9 @@ class Settler:
         idle = self.clock.steady() - inode.changed_at
         if inode.file_class == FileClass.JOURNAL:
             journal = self.files.journal(inode)
-            return idle >= self.limits.journal_idle_seconds and not (journal.wants_note or journal.held or journal.is_being_noted)
+            return idle >= self.limits.journal_idle_seconds and not (
+                journal.wants_note or journal.held or journal.is_being_noted
+            )
         if inode.writers and idle < self.limits.settle_seconds and inode.ino in self.store.rewriting:
             passes = self._passes[inode.ino] = self._passes.get(inode.ino, 0) + 1
             return passes > PATIENCE
@@ -173,7 +178,11 @@ class Settler:
     async def _replace_old(self, seen: list[tuple[Inode, int]]) -> None:
         """Rewritten files take the place of the old ones; names of live files become durable."""
         for inode, changes in seen:
-            if inode.ino in self.store.rewriting and inode.nlink and (inode.changes == changes or self._passes.get(inode.ino, 0) > PATIENCE):
+            if (
+                inode.ino in self.store.rewriting
+                and inode.nlink
+                and (inode.changes == changes or self._passes.get(inode.ino, 0) > PATIENCE)
+            ):
                 self.files.promote(inode)
                 self._passes.pop(inode.ino, None)
         fresh = {inode.ino for inode, _ in seen} & self.store.fresh
@@ -182,7 +191,11 @@ class Settler:
         self.store.fresh -= fresh - self.store.rewriting
 
     def _take_over(self, seen: list[tuple[Inode, int]]) -> None:
-        still = [i for i, changes in seen if i.changes == changes and i.nlink and i.ino not in self.store.rewriting and i.ino not in self.store.fresh]
+        still = [
+            i
+            for i, changes in seen
+            if i.changes == changes and i.nlink and i.ino not in self.store.rewriting and i.ino not in self.store.fresh
+        ]
         self.database.check_writable()
         self.database.begin()
         done: list[Ino] = []

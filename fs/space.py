@@ -1,7 +1,7 @@
 """Disk space: what work may use, and the reserve that it may not.
 
-The backing disk belongs to others too. What is free is asked again after a while and after so many bytes written; in between it is
-counted down. Journals and metadata may use the reserve, so that a full disk stops the big writers first.
+The backing disk belongs to others too. What is free is asked again after a while and after so many bytes written; in
+between it is counted down. Journals and metadata may use the reserve, so that a full disk stops the big writers first.
 """
 
 import os
@@ -34,7 +34,9 @@ class Space:
             self._free = found.f_frsize * found.f_bavail
             self._asked_at, self._written = now, count
         if self._free - self._written < self.reserve:
-            raise NoSpace(f"{self._free} bytes are free on the disk of the state folder, {self.reserve} of them are reserved")
+            raise NoSpace(
+                f"{self._free} bytes are free on the disk of the state folder, {self.reserve} of them are reserved"
+            )
 
     def statvfs(self) -> os.statvfs_result:
         return os.statvfs(self._folder)

@@ -1,12 +1,12 @@
 """The state folder of one volume: what lies where, who uses it, and whether this program may.
 
-    state.json      format, volume name and id
-    lock            held (flock) by the fs process that serves the volume; holds its pid
-    namespace.db    the tree (`database`, `namespace`); -wal and -shm beside it
-    live/           the bytes (`livefile`)
-    lost/           live files without an inode that were found after a crash
-    control.sock    where commands reach the fs process
-    log/            what the fs process has to say
+state.json      format, volume name and id
+lock            held (flock) by the fs process that serves the volume; holds its pid
+namespace.db    the tree (`database`, `namespace`); -wal and -shm beside it
+live/           the bytes (`livefile`)
+lost/           live files without an inode that were found after a crash
+control.sock    where commands reach the fs process
+log/            what the fs process has to say
 """
 
 import dataclasses
@@ -56,13 +56,17 @@ def default_volume(mountpoint: pathlib.Path) -> str:
 
 
 def default_folder(volume: str, environment: dict[str, str]) -> pathlib.Path:
-    base = environment.get("XDG_STATE_HOME") or os.path.join(environment.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    base = environment.get("XDG_STATE_HOME") or os.path.join(
+        environment.get("HOME") or os.path.expanduser("~"), ".local", "state"
+    )
     return pathlib.Path(base) / "deltapool" / volume
 
 
 def check_volume_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        raise StateError(f"{name!r} is no volume name: letters, digits, '.', '_' and '-', at most 128, a letter or digit first")
+        raise StateError(
+            f"{name!r} is no volume name: letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
+        )
 
 
 def open_state(folder: pathlib.Path, volume: str) -> State:
@@ -75,9 +79,15 @@ def open_state(folder: pathlib.Path, volume: str) -> State:
     if made:
         os.chmod(folder, 0o700)
     if not (folder / STATE_FILE).exists():
-        others = [entry.name for entry in os.scandir(folder) if entry.name not in (LOCK_FILE, LOG_FOLDER, f"{STATE_FILE}.new", "live")]
+        others = [
+            entry.name
+            for entry in os.scandir(folder)
+            if entry.name not in (LOCK_FILE, LOG_FOLDER, f"{STATE_FILE}.new", "live")
+        ]
         if others:
-            raise StateError(f"{folder} holds {others[0]!r} but no {STATE_FILE}: it is no state folder. Choose another with --state.")
+            raise StateError(
+                f"{folder} holds {others[0]!r} but no {STATE_FILE}: it is no state folder. Choose another with --state."
+            )
     lock = _lock(folder)
     try:
         return State(folder, _volume(folder, volume), lock)
@@ -126,7 +136,7 @@ def read_volume(folder: pathlib.Path) -> Volume:
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"{path} is damaged: {error}") from None
     if version > FORMAT:
-        raise StateError(f"{folder} has format {version}, written by a newer deltapool; this one reads up to {FORMAT}. Upgrade deltapool.")
+        raise StateError(f"{folder} has format {version}, of a newer deltapool; this one reads up to {FORMAT}: upgrade")
     return volume
 
 
@@ -134,7 +144,9 @@ def _volume(folder: pathlib.Path, name: str) -> Volume:
     if (folder / STATE_FILE).exists():
         found = read_volume(folder)
         if found.name != name:
-            raise StateError(f"{folder} holds the volume {found.name!r}, not {name!r}. Give --volume {found.name} or another --state.")
+            raise StateError(
+                f"{folder} holds the volume {found.name!r}, not {name!r}: give --volume {found.name} or another --state"
+            )
         return found
     volume = Volume(name, str(uuid.uuid4()))
     LiveStore.prepare(folder)

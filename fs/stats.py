@@ -1,7 +1,7 @@
 """What `status` counts: files and bytes of each class, and what agents wrote, changed and read.
 
-The totals by class start from one scan of the namespace and are kept by differences; the counters of journals live with each journal, and
-those of journals that are gone are added up here. Nothing in this module does I/O.
+The totals by class start from one scan of the namespace and are kept by differences; the counters of journals live
+with each journal, and those of journals that are gone are added up here. Nothing in this module does I/O.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ class Total:
 
 @dataclasses.dataclass(slots=True)
 class JournalCounts:
-    """Bytes that agents passed to write(); those that differed or were new; those read; rewrites that cost only their difference."""
+    """Bytes that agents passed to write(); those that differed or were new; those read; rewrites that cost only their
+    difference."""
 
     written: int = 0
     changed: int = 0

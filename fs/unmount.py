@@ -1,4 +1,5 @@
-"""Unmounting, from outside: write back, unmount, and who is in the way. Runs in the command, or in a thread of the fs process.
+"""Unmounting, from outside: write back, unmount, and who is in the way. Runs in the command, or in a thread of the fs
+process.
 
 What may hang on a dead or busy mount (sync, stat) runs in a child with a time-out. Users are found in /proc.
 """
@@ -58,13 +59,20 @@ def _resolved_parent(path: pathlib.Path) -> pathlib.Path:
 
 
 def _unescape(field: bytes) -> str:
-    return os.fsdecode(field.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\012", b"\n").replace(b"\\134", b"\\"))
+    return os.fsdecode(
+        field.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\012", b"\n").replace(b"\\134", b"\\")
+    )
 
 
 def answers(directory: pathlib.Path) -> bool:
     """Whether a stat of the directory is answered within a bounded time."""
     try:
-        return subprocess.run(["stat", "--", str(directory)], capture_output=True, timeout=CHECK_SECONDS, check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["stat", "--", str(directory)], capture_output=True, timeout=CHECK_SECONDS, check=False
+            ).returncode
+            == 0
+        )
     except subprocess.TimeoutExpired:
         return False
 
@@ -87,7 +95,8 @@ def fusermount(*arguments: str) -> str | None:
 
 
 def unmount(mounted: Mounted, *, force: bool) -> None:
-    """Writes back and unmounts. Raises UserError, with the holders, if it is busy; with `force` it is detached and served until they let go."""
+    """Writes back and unmounts. Raises UserError, with the holders, if it is busy; with `force` it is detached and
+    served until they let go."""
     if answers(mounted.mountpoint):
         write_back(mounted.mountpoint)
     complaint = fusermount("-u", str(mounted.mountpoint))
@@ -104,12 +113,13 @@ def unmount(mounted: Mounted, *, force: bool) -> None:
     shown = "\n".join(f"  pid {each.pid} ({each.program}): {each.what}" for each in found[:HOLDERS_SHOWN])
     more = f"\n  and {len(found) - HOLDERS_SHOWN} more" if len(found) > HOLDERS_SHOWN else ""
     raise UserError(
-        f"{mounted.mountpoint} is in use; nothing was unmounted. Let these go, or detach it with --force:\n{shown}{more}"
+        f"{mounted.mountpoint} is in use, and was not unmounted. Let these go, or give --force:\n{shown}{more}"
     )
 
 
 def detach_for_stop(mountpoint: pathlib.Path) -> None:
-    """What a stopping fs process does: unmount, or detach if it is busy. It goes on serving until the last user lets go."""
+    """What a stopping fs process does: unmount, or detach if it is busy. It goes on serving until the last user lets
+    go."""
     mounted = mounted_at(mountpoint)
     if mounted is None:
         return
@@ -138,7 +148,9 @@ def holders(mountpoint: pathlib.Path) -> list[Holder]:
             for what, link in links:
                 if inside(path := os.readlink(link)):
                     found.append(Holder(int(process.name), program, f"{what} {path}"))
-            mapped = {line.split(maxsplit=5)[5].strip() for line in (process / "maps").read_text().splitlines() if "/" in line}
+            mapped = {
+                line.split(maxsplit=5)[5].strip() for line in (process / "maps").read_text().splitlines() if "/" in line
+            }
             found += [Holder(int(process.name), program, f"mapping {path}") for path in sorted(mapped) if inside(path)]
         except OSError:
             continue  # it ended, or belongs to somebody else

@@ -128,7 +128,7 @@ def test_a_test_that_sleeps_says_why(path: Path) -> None:
 def test_a_test_takes_its_chances_from_a_seed(path: Path) -> None:
     for node in nodes(path, ast.Attribute):
         if isinstance(node.value, ast.Name) and node.value.id == "random":
-            assert node.attr == "Random", f"{name(path)}, line {node.lineno}: take a seeded random.Random"
+            assert node.attr in {"Random", "seed"}, f"{name(path)}, line {node.lineno}: take a seeded random.Random"
 
 
 def comments_by_line(path: Path) -> dict[int, str]:

@@ -114,9 +114,9 @@ class Gptme:
         mark = uuid.uuid4().hex
         prompts = [part for prompt in SESSIONS[session] for part in ("-", prompt)][1:]
         which = ["--resume"] if session == 2 else ["--name", CONVERSATION]
-        command = [self.environment / "bin" / "python", "-m", "gptme", *which, "--non-interactive"]
+        command = [str(self.environment / "bin" / "python"), "-m", "gptme", *which, "--non-interactive"]
         command += ["--model", f"local/{fake_llm.MODEL}", "--tools", "shell,save", "--tool-format", "markdown"]
-        command += ["--workspace", self.root / "work", *prompts]
+        command += ["--workspace", str(self.root / "work"), *prompts]
         process = subprocess.Popen(
             command,
             env=self._variables(session) | {"AGENT_MARK": mark},
@@ -185,7 +185,7 @@ def end_marked(mark: str, *, grace_seconds: float = 2.0) -> list[int]:
     """End every marked process; those that had not ended by themselves within the grace are returned."""
     deadline = time.monotonic() + grace_seconds
     while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(0.02)  # sleeps: another program ends when it ends
     for pid in left:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ and on nothing else; not on the number of the request (agents ask from several t
 e.g. for a title), not on the clock, not on the rest of the prompt (which holds paths).
 So the same prompts give the same replies on every filesystem. A message that contains
 ``[echo]`` is answered with a code block that gptme runs (``echo``); ``[save]`` with one
-by which it writes a file into its workspace; ``[long]`` with some 20 kB of prose. The
+by which it writes a file into its workspace; ``[long]`` with some 10 kB of prose. The
 reply after such a block has none, so a turn ends.
 
 Each response closes its connection, so that `serving` can wait for every thread:
@@ -34,7 +34,7 @@ Json: TypeAlias = dict[str, Any]
 
 MODEL = "fake-1"
 WORDS = ("delta", "pool", "extent", "journal", "suffix", "résumé", "fence", "日本", "recipe", "naïve", "inode")
-LONG_WORDS = 3000
+LONG_WORDS = 1500
 DELTA_CHARS = 48
 BODY_BYTES_MAX = 64 << 20
 CONNECTION_SECONDS_MAX = 30

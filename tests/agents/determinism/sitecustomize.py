@@ -1,16 +1,14 @@
 """Makes one run of gptme a function of its prompts: Python imports this before anything else (PYTHONPATH).
 
-Journals hold times, and nothing else that differs between two runs. So the clock is
-a counter: `datetime.now` and `time.time` start at AGENT_CLOCK (seconds since 1970)
-and each `datetime.now` of the main thread moves it by a millisecond; no other
-thread, and no `time.time`, moves it, since how often these are called depends on
-how fast the machine is. Monotonic clocks and sleeping stay real: time-outs work.
-`uuid.uuid4` and the module-level functions of `random` are seeded for good measure.
+Journals hold times, and nothing else that differs between two runs. So the clock is a counter: `datetime.now` and
+`time.time` start at AGENT_CLOCK (seconds since 1970) and each `datetime.now` of the main thread moves it by a
+millisecond; no other thread, and no `time.time`, moves it, since how often these are called depends on how fast the
+machine is. Monotonic clocks and sleeping stay real, so time-outs work; but for the one module that writes how long a
+tool took into the journal, no time passes.
 
-With AGENT_WITNESS=<file>, it also counts what gptme really changes in journals, to
-compare with what the filesystem says: for each `*.jsonl` that was closed after
-writing, or replaced by a rename, the bytes after the first that differs from the
-generation before. One line of JSON each: path, bytes written, bytes changed.
+With AGENT_WITNESS=<file>, it also counts what gptme really changes in journals, to compare with what the filesystem
+says: for each `*.jsonl` that was closed after writing, or replaced by a rename, the bytes from the first that differs
+from the generation before. One line of JSON each: path, size, bytes changed.
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ import datetime as datetime_module
 import io
 import json
 import os
-import random
+import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +30,7 @@ AnyFunction: TypeAlias = Callable[..., Any]
 RealDatetime = datetime_module.datetime
 MAIN = threading.main_thread()
 TICK_SECONDS = 0.001
+TIMES_ITS_TOOLS = "gptme.tools"
 
 
 class Clock:
@@ -78,13 +76,14 @@ def stop_the_clock(start: float) -> None:
     Datetime.__module__ = "datetime"
     datetime_module.datetime = Datetime  # type: ignore[misc]
     time.time = clock.now
-    time.time_ns = lambda: int(clock.now() * 1e9)
+    real_monotonic = time.monotonic
+    time.monotonic = lambda: 0.0 if caller() == TIMES_ITS_TOOLS else real_monotonic()
 
 
-def seed_chance() -> None:
-    seeded = random.Random(0)
-    random.seed(0)
-    uuid.uuid4 = lambda: uuid.UUID(int=seeded.getrandbits(128), version=4)
+def caller() -> str:
+    """The module whose function called the function that asks."""
+    name: str = sys._getframe(2).f_globals["__name__"]
+    return name
 
 
 class Witness:
@@ -132,12 +131,12 @@ class Witness:
             close = opened.close
 
             def watched_close() -> None:
-                first = not opened.closed
+                was_open = not opened.closed
                 close()
-                if first:
+                if was_open:
                     self.after(path)
 
-            opened.close = watched_close
+            opened.close = watched_close  # a file has a __dict__, and leaving `with` looks there first
             return opened
 
         def watched_replace(source: Any, target: Any, **kwargs: Any) -> None:
@@ -149,8 +148,13 @@ class Witness:
             real_replace(source, target, **kwargs)
             self.after(path)
 
-        builtins.open = io.open = watched_open  # type: ignore[assignment]
-        os.replace = os.rename = watched_replace
+        for module, name, function in (
+            (builtins, "open", watched_open),
+            (io, "open", watched_open),
+            (os, "replace", watched_replace),
+            (os, "rename", watched_replace),
+        ):
+            setattr(module, name, function)
 
 
 def common(old: bytes, new: bytes) -> int:
@@ -167,6 +171,5 @@ def common(old: bytes, new: bytes) -> int:
 
 if "AGENT_CLOCK" in os.environ:
     stop_the_clock(float(os.environ["AGENT_CLOCK"]))
-    seed_chance()
 if "AGENT_WITNESS" in os.environ:
     Witness(Path(os.environ["AGENT_WITNESS"])).install()
