@@ -80,7 +80,10 @@ class Attributes:
     def get_xattr(self, inode: Inode, name: bytes) -> bytes:
         if name.startswith(OWN):
             return self._computed(inode, name[len(OWN) :])
-        value = self.namespace.xattr(inode.ino, name) if name.startswith(b"user.") else None
+        if inode.nlink == 0:
+            value = self._kept(inode).get(name)
+        else:
+            value = self.namespace.xattr(inode.ino, name) if name.startswith(b"user.") else None
         if value is None:
             raise NoAttribute(f"{name!r}")
         return value
@@ -93,25 +96,38 @@ class Attributes:
             return b"yes" if names and (not inode.is_file or self.files.is_durable(inode)) else b"no"
         raise NoAttribute(f"{name!r}")
 
+    def _kept(self, inode: Inode) -> dict[bytes, bytes]:
+        """The attributes of an open inode without a name: nothing of it is in the namespace any more."""
+        if inode.xattrs is None:
+            inode.xattrs = {}
+        return inode.xattrs
+
     def list_xattrs(self, inode: Inode) -> list[bytes]:
-        return self.namespace.xattrs(inode.ino)
+        return sorted(self._kept(inode)) if inode.nlink == 0 else self.namespace.xattrs(inode.ino)
 
     def set_xattr(self, inode: Inode, name: bytes, value: bytes) -> None:
         self._check_name(name)
+        if inode.nlink == 0:
+            self._kept(inode)[name] = value
+            inode.ctime_ns = self.inodes.clock.now_ns()
+            return
         with self.database.operation():
             self.namespace.set_xattr(inode.ino, name, value)
             inode.ctime_ns = self.inodes.clock.now_ns()
-            if inode.nlink:
-                self.namespace.touch(inode)
+            self.namespace.touch(inode)
 
     def remove_xattr(self, inode: Inode, name: bytes) -> None:
         self._check_name(name)
+        if inode.nlink == 0:
+            if self._kept(inode).pop(name, None) is None:
+                raise NoAttribute(f"{name!r}")
+            inode.ctime_ns = self.inodes.clock.now_ns()
+            return
         with self.database.operation(frees=True):
             if not self.namespace.remove_xattr(inode.ino, name):
                 raise NoAttribute(f"{name!r}")
             inode.ctime_ns = self.inodes.clock.now_ns()
-            if inode.nlink:
-                self.namespace.touch(inode)
+            self.namespace.touch(inode)
 
     def _check_name(self, name: bytes) -> None:
         if name.startswith(OWN):

@@ -30,7 +30,7 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from deltapool.fs.errors import ConfigError
 
-RULE_COUNT_MAX = 1_000
+RULE_COUNT_MAX = 250
 PATTERN_CHARACTERS_MAX = 1_000
 
 

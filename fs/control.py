@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import trio
@@ -23,7 +23,7 @@ VERSION = 1
 BACKLOG = 16
 
 Answer = dict[str, Any]
-Handler = Callable[[dict[str, Any]], Awaitable[Answer]]
+Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,7 @@ async def _answer(stream: trio.SocketStream, handlers: dict[str, Handler], reque
     try:
         request = json.loads(line)
         if request["version"] != VERSION:
-            return {
-                "error": f"this mount speaks version {VERSION} of the control protocol, not {request['version']!r}: remount it"
-            }
+            return {"error": f"the mount speaks version {VERSION} of this protocol, not {request['version']!r}"}
         handler = handlers[request["command"]]
     except (ValueError, KeyError, TypeError):
         return {"error": "unknown request"}

@@ -161,6 +161,11 @@ class Pending:
         return self.kept_length < max(self.shipped_length, self.length) or bool(self.patched)
 
     @property
+    def intact_length(self) -> int:
+        """How many of the first bytes are those of the state that was last noted, for certain."""
+        return next((start for start, _ in self.patched), self.kept_length)
+
+    @property
     def ship_bytes(self) -> int:
         """The bytes that shipping would read, holes apart: never less than what it does read."""
         return self.patched.total_bytes + self.length - self.kept_length

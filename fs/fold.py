@@ -41,6 +41,7 @@ CANDIDATES_MAX = 16
 READ_BYTES = 1 << 20
 
 _COMPARE_BYTES = 4096
+_XOR_BYTES = 16_384  # the processor's first cache holds the numbers
 _ZEROS = bytes(GAP_BYTES_MIN)
 _NONZERO = re.compile(rb"[^\0]")
 
@@ -92,7 +93,7 @@ def _differing_blocks(old: bytes, new: bytes) -> list[tuple[int, int]]:
         end = min(start + _COMPARE_BYTES, len(old))
         if old[start:end] == new[start:end]:
             continue
-        if blocks and blocks[-1][1] == start:
+        if blocks and blocks[-1][1] == start and end - blocks[-1][0] <= _XOR_BYTES:
             blocks[-1] = (blocks[-1][0], end)
         else:
             blocks.append((start, end))

@@ -5,8 +5,8 @@ then the device is put back. Any surprise falls back to libfuse's own answer, wh
 the messages: include/uapi/linux/fuse.h.
 
 On: EXPLICIT_INVAL_DATA (a file's pages stay cached when its size or mtime change through the mount), CACHE_SYMLINKS,
-PARALLEL_DIROPS. Off: AUTO_INVAL_DATA (which drops all pages of a file at the first stat after a write).
-HANDLE_KILLPRIV_V2 stays off: with it the kernel leaves set-id bits alone.
+PARALLEL_DIROPS, HANDLE_KILLPRIV_V2 (the kernel leaves set-id bits to us, and does not ask for a capability before every
+write). Off: AUTO_INVAL_DATA, which drops all pages of a file at the first stat after a write.
 """
 
 import logging
@@ -27,7 +27,8 @@ AUTO_INVAL_DATA = 1 << 12
 PARALLEL_DIROPS = 1 << 18
 CACHE_SYMLINKS = 1 << 23
 EXPLICIT_INVAL_DATA = 1 << 25
-ON = EXPLICIT_INVAL_DATA | CACHE_SYMLINKS | PARALLEL_DIROPS
+HANDLE_KILLPRIV_V2 = 1 << 28
+ON = EXPLICIT_INVAL_DATA | CACHE_SYMLINKS | PARALLEL_DIROPS | HANDLE_KILLPRIV_V2
 OFF = AUTO_INVAL_DATA
 MESSAGE_BYTES_MAX = 1 << 21
 

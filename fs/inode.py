@@ -40,6 +40,7 @@ class Inode:
     times_set: bool = False  # the live file's mtime is behind ours
     changed_at: float = 0.0  # the clock's reading at the last content change
     synced: int = 0  # the value of `changes` whose bytes are known to be durable
+    xattrs: dict[bytes, bytes] | None = None  # once it has no name: they are kept nowhere else
     written: int = 0  # bytes that agents wrote while it was no journal, in this mount's life
     live: "LiveFile | None" = None  # open while there are handles or something is pending
     journal: "Journal | None" = None  # while a journal is open or has something to note

@@ -9,47 +9,14 @@ What changed is kept as ranges of the live file (`extents.Pending`), never as a 
 
 import dataclasses
 
-from deltapool.cas.digest import SEGMENT_BYTES, ZERO_SEGMENT_DIGEST, Read, SegmentDigests, journal_digest
+from deltapool.cas.digest import SEGMENT_BYTES, ZERO_SEGMENT_DIGEST, SegmentDigests, journal_digest
 from deltapool.fs.extents import AppendRange, PatchRange, Pending
-from deltapool.fs.fold import Extend, Fold, Plan, Replacement, Truncate, Write, compare_replacement
+from deltapool.fs.fold import Extend, Fold, Plan, Truncate, Write
 from deltapool.fs.inode import Ino
+from deltapool.fs.instant import Ancestor, Findings, Instant
 from deltapool.fs.livefile import LiveFile
 from deltapool.fs.namespace import JournalNote
 from deltapool.fs.stats import JournalCounts
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ancestor:
-    """The journal that this one was renamed over: compared when it is noted, while its live file is still there."""
-
-    ino: Ino
-    length: int
-    own_length: int  # ours when it happened
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Instant:
-    """What is noted: one instant of one journal. `pending` is not told of anything later."""
-
-    length: int
-    mtime_ns: int
-    pending: Pending
-    born: bool  # nothing of this journal was noted before
-    ancestor: Ancestor | None
-    known: tuple[bytes | None, ...]
-    lines: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Findings:
-    digests: tuple[bytes, ...]
-    lines: tuple[int, ...]
-    nuls: bool  # whether a NUL was among the bytes read
-    replacement: Replacement | None
-
-    @property
-    def digest(self) -> bytes:
-        return journal_digest(self.digests)
 
 
 class Journal:
@@ -141,9 +108,7 @@ class Journal:
                 match action:
                     case Truncate(length):
                         live.truncate(length)
-                        self._touched(length)
-                        self.pending.truncated(length)
-                        self.digests.truncated(length)
+                        self._cut(length)
                     case Extend(length):
                         live.truncate(length)
                         self.pending.extended(length)
@@ -169,20 +134,42 @@ class Journal:
             self.pending.written(self.pending.length, length)
             self.digests.written(self.digests.length, length)
         elif length < self.pending.length:
-            self._touched(length)
-            self.pending.truncated(length)
-            self.digests.truncated(length)
+            self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        """The live file ends at `length` now. Nothing that was known of what lay beyond holds for what comes later."""
+        self._touched(length)
+        self.pending.truncated(length)
+        self.digests.truncated(length)
+        del self._lines[length // SEGMENT_BYTES :]
 
     def _touched(self, offset: int) -> None:
         if self._inflight is not None and offset < self._inflight.length:
             self._disturbed = True
 
-    def inherit(self, ancestor: Ancestor, counts: JournalCounts) -> None:
-        """This file was renamed over another journal: the life of that one goes on here."""
+    def replaced_by(self, own_length: int) -> Ancestor:
+        """Another file, `own_length` bytes long, is renamed over this journal. What it will be compared with: this one,
+        or, if this one was not noted since it was itself renamed over another, that other one."""
+        self.disturb()
+        if self.born and self.ancestor is not None:
+            return dataclasses.replace(self.ancestor, own_length=own_length)
+        return Ancestor(self.ino, self.visible_length, own_length, lambda: self.pending.intact_length)
+
+    def inherit(self, ancestor: Ancestor, counts: JournalCounts) -> bool:
+        """This file was renamed over another journal: the life of that one goes on here. False if `ancestor` will not
+        be looked at: this file was noted already, as new, or has another ancestor."""
         self.counts.add(counts)
-        if self.ancestor is None and self.born:
+        if not self.born:
+            return False
+        self.disturb()
+        if self.ancestor is None:
             self.counts.changed -= ancestor.own_length  # counted as new so far; the comparison will tell
             self.ancestor = ancestor
+        return self.ancestor is ancestor
+
+    def disturb(self) -> None:
+        """A note that is being made will not count."""
+        self._disturbed = True
 
     # --- noting
 
@@ -199,7 +186,10 @@ class Journal:
         length = self.fold.length
         count = -(-length // SEGMENT_BYTES)
         known = tuple(self._known(index) for index in range(count))
-        self._inflight = Instant(length, mtime_ns, self.pending, self.born, self.ancestor, known, tuple(self._lines))
+        intact = self.ancestor.intact() if self.ancestor is not None else 0
+        self._inflight = Instant(
+            length, mtime_ns, self.pending, self.born, self.ancestor, intact, known, tuple(self._lines)
+        )
         self._disturbed = False
         self.pending = Pending(length, self._ranges_max)
         return self._inflight
@@ -212,6 +202,8 @@ class Journal:
         """Takes over what was found. None (nothing is noted) if the instant was disturbed, or `findings` is None."""
         instant, self._inflight = self._inflight, None
         assert instant is not None
+        if instant.ancestor is not None and instant.ancestor.intact() < instant.ancestor_intact:
+            self._disturbed = True
         if findings is None or self._disturbed:
             self.pending = _merged(instant.pending, self.pending)
             return None
@@ -240,28 +232,6 @@ class Journal:
         """What is known to be durable, with the present counts and the present answer to whether NULs belong here."""
         noted = self._noted or JournalNote(0, journal_digest(()), 0, 0, 0, 0, 0, 0, 0)
         return JournalNote(noted.length, noted.digest, noted.lines, int(self.nuls), noted.appended_ns, *self._counts)
-
-
-def examine(instant: Instant, read: Read, read_ancestor: Read | None) -> Findings:
-    """Digests and line counts of the instant: only segments that changed are read. With an ancestor, what was taken
-    over from it.
-
-    Raises EOFError if the file is shorter than the instant says: it was truncated meanwhile."""
-    counted: dict[int, int] = {}
-    nuls: list[bool] = []
-
-    def counting(offset: int, size: int) -> bytes:
-        data = read(offset, size)
-        counted[offset // SEGMENT_BYTES] = data.count(b"\n")
-        nuls.append(b"\0" in data)
-        return data
-
-    found = SegmentDigests(instant.length, instant.known).segments(counting)
-    lines = tuple(counted.get(i, instant.lines[i] if i < len(instant.lines) else 0) for i in range(len(found)))
-    replacement = None
-    if instant.ancestor is not None and read_ancestor is not None and instant.length >= instant.ancestor.own_length:
-        replacement = compare_replacement(instant.ancestor.length, instant.ancestor.own_length, read_ancestor, read)
-    return Findings(found, lines, any(nuls), replacement)
 
 
 def _merged(earlier: Pending, later: Pending) -> Pending:

@@ -110,7 +110,11 @@ async def _main(
         nursery.start_soon(_hurry, settler)
         nursery.start_soon(_repeat, limits.reap_seconds, settler.reap)
         nursery.start_soon(parts.audit.run)
-        handlers = {"status": parts.report.status, "journals": parts.report.journals, "flush": parts.report.flush}
+        handlers: dict[str, control.Handler] = {
+            "status": parts.report.status,
+            "journals": parts.report.journals,
+            "flush": parts.report.flush,
+        }
         nursery.start_soon(control.serve, listener, handlers, limits.control_request_bytes)
         nursery.start_soon(_stop_on_signal, mountpoint)
         nursery.start_soon(_tell_ready, ready)

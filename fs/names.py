@@ -22,7 +22,7 @@ from deltapool.fs.errors import (
 from deltapool.fs.files import Files
 from deltapool.fs.inode import ROOT, Ino, Inode
 from deltapool.fs.inodes import Inodes, join
-from deltapool.fs.journal import Ancestor
+from deltapool.fs.instant import Ancestor
 from deltapool.fs.namespace import Name
 from deltapool.fs.stats import JournalCounts
 
@@ -164,8 +164,7 @@ class Names:
             self.namespace.touch(inode)
             return
         if inode.is_file and inode.file_class == FileClass.JOURNAL:
-            self.stats.gone.add(self.files.journal(inode).counts)
-            self.namespace.set_gone(self.stats.gone)
+            self._journal_ends(inode)
         self.namespace.remove_inode(inode)
         inode.nlink = 0
         if inode.is_directory:
@@ -246,9 +245,8 @@ class Names:
             self.namespace.remove_name(source_dir.ino, name)
             self.namespace.add_name(target_dir.ino, new_name, source.ino, False)
             self._renamed(source, old_path, self._path(target_dir, new_name) if source.is_directory else b"", now)
-            if heritage is not None and source.file_class == FileClass.JOURNAL:
-                self.files.journal(source).inherit(*heritage)
-                self.inodes.store.needed.add(heritage[0].ino)
+            if heritage is not None:
+                self._inherit(source, *heritage)
             gone = 1 if target is not None and target.is_directory else 0
             moved = 1 if source.is_directory else 0
             self._entry_changed(source_dir, now, -moved)
@@ -297,7 +295,27 @@ class Names:
             return None
         journal = self.files.journal(target)
         counts, journal.counts = journal.counts, JournalCounts()
-        return Ancestor(target.ino, target.size, source.size), counts
+        return journal.replaced_by(source.size), counts
+
+    def _inherit(self, source: Inode, ancestor: Ancestor, counts: JournalCounts) -> None:
+        needed = self.inodes.store.needed
+        if source.file_class != FileClass.JOURNAL:  # another name of it is a host file's
+            self._count_gone(counts)
+        elif self.files.journal(source).inherit(ancestor, counts):
+            needed.add(Ino(ancestor.ino))
+            return
+        needed.discard(Ino(ancestor.ino))
+
+    def _journal_ends(self, inode: Inode) -> None:
+        """A journal is no more, or no journal any more. Inside an operation."""
+        journal = self.files.journal(inode)
+        self._count_gone(journal.counts)
+        if journal.ancestor is not None:
+            self.inodes.store.needed.discard(Ino(journal.ancestor.ino))
+
+    def _count_gone(self, counts: JournalCounts) -> None:
+        self.stats.gone.add(counts)
+        self.namespace.set_gone(self.stats.gone)
 
     # --- classes
 
@@ -315,6 +333,7 @@ class Names:
         self.stats.vanished(inode.file_class, inode.size)
         self.stats.appeared(file_class, inode.size)
         if inode.file_class == FileClass.JOURNAL:
+            self._journal_ends(inode)
             self.namespace.forget_journal(inode.ino)
             inode.journal = None
         inode.file_class = file_class

@@ -26,6 +26,7 @@ from deltapool.fs.stats import JournalCounts
 
 EPOCH_SHIFT = 40
 INODE_BLOCK = 4096
+INODE_GAP = 1 << 20  # more than the numbers whose use a power cut can take back
 CUT = 1  # the cut to which changes belong; the first one has not been made yet
 PRIVATE = (FileClass.HOST, FileClass.CACHE)
 
@@ -106,6 +107,11 @@ class Namespace:
         self._next_ino += 1
         return Ino(self._next_ino - 1)
 
+    def skip_numbers(self) -> None:
+        """After an unclean stop: numbers that were in use, as far as that has been forgotten, stay behind."""
+        self._next_ino = self._reserved_until = self._next_ino + INODE_GAP
+        self.set_meta("next_ino", self._next_ino)
+
     @property
     def next_ino(self) -> int:
         """All inode numbers of earlier mounts are below it."""
@@ -147,8 +153,9 @@ class Namespace:
         """Its last name is gone. The live file stays until `grave` says that nobody needs it."""
         self._touched.pop(inode.ino, None)
         inode.transaction = self.database.current
-        for table in ("inode", "symlink", "xattr", "live", "dirty"):
+        for table in ("inode", "symlink", "live", "dirty"):
             self._execute(f"DELETE FROM {table} WHERE ino = ?", (inode.ino,))
+        inode.xattrs = dict(self._execute("DELETE FROM xattr WHERE ino = ? RETURNING name, value", (inode.ino,)))
         if inode.file_class == FileClass.JOURNAL:
             self.forget_journal(inode.ino)
         if inode.is_file:

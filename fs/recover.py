@@ -70,7 +70,10 @@ def recover(namespace: Namespace, store: LiveStore) -> Recovery:
         namespace.touch(inode)
     namespace.close_graves(graves)
     namespace.set_meta("clean", 0)
+    if not result.clean:
+        namespace.skip_numbers()
     namespace.database.commit()
+    namespace.database.sync_now()
     return result
 
 

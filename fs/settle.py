@@ -9,24 +9,48 @@ Facts are fixed in one step of the loop, disks are waited for in threads, and wh
 inode has not changed in between. A failed sync poisons the mount.
 """
 
+import contextlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import trio
 
-from deltapool.cas.digest import Read
+from deltapool.cas.digest import SEGMENT_BYTES, Read
 from deltapool.fs.classes import FileClass
+from deltapool.fs.delta import Delta
 from deltapool.fs.errors import FilesystemError
 from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
-from deltapool.fs.journal import Findings, Instant, Journal, examine
+from deltapool.fs.inodes import join
+from deltapool.fs.instant import Findings, Instant, examine
+from deltapool.fs.journal import Journal
+from deltapool.fs.livefile import DIRECTORIES
 from deltapool.fs.names import Names
 from deltapool.fs.namespace import LiveNote
+from deltapool.fs.ship import deltas
 
 PATIENCE = 5  # passes after which a rewritten file that is still being written takes the place of the old one
 
-Sink = Callable[[Inode, Journal, Instant, Findings, Read], None]
-"""Told of every note of a journal before it is taken over, in a thread. Tests record deltas with it."""
+Sink = Callable[[Iterator[Delta]], Callable[[], None]]
+"""Takes the deltas of one note of one journal, all of them, in a thread. The note may turn out not to count; if it
+does, what was returned is called, on the loop. Tests record deltas with it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Due:
+    """A journal that is being noted."""
+
+    inode: Inode
+    journal: Journal
+    instant: Instant
+    name: bytes  # its path in the volume; asked for only if there is a sink
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    findings: Findings
+    counts: Callable[[], None]  # to be called if the note counts
 
 
 class Settler:
@@ -51,7 +75,7 @@ class Settler:
     async def note(self, *, everything: bool = False) -> None:
         """Notes every journal that changed; `everything` ends hold-backs too."""
         async with self.note_lock:
-            due: list[tuple[Inode, Journal, Instant]] = []
+            due: list[Due] = []
             now = self.clock.steady()
             for inode in list(self.inodes.dirty.values()):
                 if inode.file_class != FileClass.JOURNAL:
@@ -60,66 +84,73 @@ class Settler:
                 if journal.held and (everything or now - inode.changed_at >= self.limits.hold_back_seconds):
                     self.files.end_hold(inode)
                 if journal.wants_note:
-                    due.append((inode, journal, journal.begin_note(inode.mtime_ns)))
+                    name = self._name(inode) if self.sink is not None else b""
+                    due.append(Due(inode, journal, journal.begin_note(inode.mtime_ns), name))
             if due:
                 await self._note(due)
 
-    async def _note(self, due: list[tuple[Inode, Journal, Instant]]) -> None:
-        found: dict[Ino, Findings | None] = {}
+    def _name(self, inode: Inode) -> bytes:
+        name = self.namespace.first_name(inode.ino)
+        assert name is not None, "what is dirty has a name"
+        return join(self.inodes.path(name.parent), name.name)
 
-        async def look(inode: Inode, journal: Journal, instant: Instant) -> None:
-            path = self.store.path(inode.ino)
-            found[inode.ino] = await trio.to_thread.run_sync(self._examine, path, inode, journal, instant)
+    async def _note(self, due: list[Due]) -> None:
+        found: dict[Ino, Found | None] = {}
+
+        async def look(each: Due) -> None:
+            path = self.store.path(each.inode.ino, new=each.inode.ino in self.store.rewriting)
+            found[each.inode.ino] = await trio.to_thread.run_sync(self._look, path, each)
 
         try:
             async with trio.open_nursery() as nursery:
-                for inode, journal, instant in due:
-                    nursery.start_soon(look, inode, journal, instant)
+                for each in due:
+                    nursery.start_soon(look, each)
         except* OSError as errors:
             self.database.fail(f"a journal could not be made durable: {errors.exceptions[0]}")
         if self.database.failure is not None:
             return
         self.database.begin()
-        for inode, journal, instant in due:
-            findings = found[inode.ino]
-            note = journal.end_note(findings)
-            if instant.ancestor is not None and note is not None:
-                self.store.needed.discard(instant.ancestor.ino)
-            if note is None or findings is None or inode.nlink == 0 or inode.journal is not journal:
-                continue
-            self.namespace.note_journal(inode.ino, note)
-            whole = range(instant.length >> 20)
-            fresh = [(i, findings.digests[i], findings.lines[i]) for i in whole if instant.known[i] is None]
-            self.namespace.note_segments(inode.ino, fresh, len(whole))
+        for each in due:
+            self._end_note(each, found[each.inode.ino])
         self.database.commit()
 
-    def _examine(self, path: str, inode: Inode, journal: Journal, instant: Instant) -> Findings | None:
+    def _end_note(self, due: Due, found: Found | None) -> None:
+        inode, instant = due.inode, due.instant
+        note = due.journal.end_note(found.findings if found is not None else None)
+        if note is None or found is None or inode.journal is not due.journal:
+            return
+        if instant.ancestor is not None:
+            self.store.needed.discard(Ino(instant.ancestor.ino))
+        found.counts()
+        if inode.nlink == 0:
+            return
+        self.namespace.note_journal(inode.ino, note)
+        whole = range(instant.length // SEGMENT_BYTES)
+        fresh = [i for i in whole if instant.known[i] is None or i >= len(instant.lines)]
+        rows = [(i, found.findings.digests[i], found.findings.lines[i]) for i in fresh]
+        self.namespace.note_segments(inode.ino, rows, len(whole))
+
+    def _look(self, path: str, due: Due) -> Found | None:
         """In a thread. None if the file was removed or truncated meanwhile."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            os.fdatasync(fd)
-            ancestor = None
-            if instant.ancestor is not None:
-                try:
-                    ancestor = os.open(self.store.path(instant.ancestor.ino), os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    ancestor = None
+        inode, instant = due.inode, due.instant
+        with contextlib.ExitStack() as opened:
             try:
-                read = reader(fd)
-                findings = examine(instant, read, reader(ancestor) if ancestor is not None else None)
-                if self.sink is not None:
-                    self.sink(inode, journal, instant, findings, read)
-                return findings
+                fd = opened.enter_context(_opened(path))
+            except FileNotFoundError:
+                return None
+            os.fdatasync(fd)
+            read, read_ancestor = reader(fd), None
+            if instant.ancestor is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    ancestor = self.store.path(Ino(instant.ancestor.ino))
+                    read_ancestor = reader(opened.enter_context(_opened(ancestor)))
+            try:
+                findings = examine(instant, read, read_ancestor)
+                if self.sink is None:
+                    return Found(findings, lambda: None)
+                return Found(findings, self.sink(deltas(inode.ino, inode.mode, due.name, instant, findings, read)))
             except EOFError:
                 return None
-            finally:
-                if ancestor is not None:
-                    os.close(ancestor)
-        finally:
-            os.close(fd)
 
     # --- settling
 
@@ -134,9 +165,11 @@ class Settler:
                 self.files.store_times(inode)
             seen = [(inode, inode.changes) for inode in batch]
             try:
-                await trio.to_thread.run_sync(
-                    self._sync, [(inode.ino, inode.ino in self.store.rewriting) for inode in batch]
-                )
+                if len(batch) > self.limits.sync_each_files:
+                    await trio.to_thread.run_sync(self.store.sync_all)
+                else:
+                    files = [(inode.ino, inode.ino in self.store.rewriting) for inode in batch]
+                    await trio.to_thread.run_sync(self._sync_each, files)
                 for inode, changes in seen:
                     inode.synced = max(inode.synced, changes)
                 await self._replace_old(seen)
@@ -147,24 +180,27 @@ class Settler:
                 return  # no room in the namespace, or poisoned: they stay dirty
 
     def _ripe(self, inode: Inode, everything: bool) -> bool:
+        if not self._at_rest(inode):
+            return False
         if everything:
-            return inode.file_class != FileClass.JOURNAL or not self.files.journal(inode).wants_note
+            return True
         idle = self.clock.steady() - inode.changed_at
         if inode.file_class == FileClass.JOURNAL:
-            journal = self.files.journal(inode)
-            return idle >= self.limits.journal_idle_seconds and not (
-                journal.wants_note or journal.held or journal.is_being_noted
-            )
+            return idle >= self.limits.journal_idle_seconds
         if inode.writers and idle < self.limits.settle_seconds and inode.ino in self.store.rewriting:
             passes = self._passes[inode.ino] = self._passes.get(inode.ino, 0) + 1
             return passes > PATIENCE
         return True
 
-    def _sync(self, files: list[tuple[Ino, bool]]) -> None:
+    def _at_rest(self, inode: Inode) -> bool:
+        """There is nothing of it that only the journal in memory knows."""
+        if inode.file_class != FileClass.JOURNAL:
+            return True
+        journal = self.files.journal(inode)
+        return not (journal.wants_note or journal.held or journal.is_being_noted)
+
+    def _sync_each(self, files: list[tuple[Ino, bool]]) -> None:
         """In a thread: bytes and times of these live files are durable afterwards."""
-        if len(files) > self.limits.sync_each_files:
-            self.store.sync_all()
-            return
         for ino, new in files:
             try:
                 fd = os.open(self.store.path(ino, new=new), os.O_RDONLY | os.O_CLOEXEC)
@@ -178,24 +214,23 @@ class Settler:
     async def _replace_old(self, seen: list[tuple[Inode, int]]) -> None:
         """Rewritten files take the place of the old ones; names of live files become durable."""
         for inode, changes in seen:
-            if (
-                inode.ino in self.store.rewriting
-                and inode.nlink
-                and (inode.changes == changes or self._passes.get(inode.ino, 0) > PATIENCE)
-            ):
+            patient = self._passes.get(inode.ino, 0) <= PATIENCE
+            if inode.ino in self.store.rewriting and inode.nlink and (inode.changes == changes or not patient):
                 self.files.promote(inode)
                 self._passes.pop(inode.ino, None)
-        fresh = {inode.ino for inode, _ in seen} & self.store.fresh
-        for folder in {ino % 256: ino for ino in fresh}.values():
-            await trio.to_thread.run_sync(self.store.sync_folder, folder)
-        self.store.fresh -= fresh - self.store.rewriting
+        fresh = {inode.ino for inode, _ in seen} & self.store.fresh - self.store.rewriting
+        folders = {ino % DIRECTORIES: ino for ino in fresh}
+        if len(folders) > self.limits.sync_each_files:
+            await trio.to_thread.run_sync(self.store.sync_all)
+        else:
+            for ino in folders.values():
+                await trio.to_thread.run_sync(self.store.sync_folder, ino)
+        self.store.fresh -= fresh
 
     def _take_over(self, seen: list[tuple[Inode, int]]) -> None:
-        still = [
-            i
-            for i, changes in seen
-            if i.changes == changes and i.nlink and i.ino not in self.store.rewriting and i.ino not in self.store.fresh
-        ]
+        unsafe = self.store.rewriting | self.store.fresh
+        still = [i for i, changes in seen if i.changes == changes and i.nlink and self._at_rest(i)]
+        still = [i for i in still if i.ino not in unsafe]
         self.database.check_writable()
         self.database.begin()
         done: list[Ino] = []
@@ -241,6 +276,15 @@ class Settler:
     def _remove(self, inodes: list[Ino]) -> None:
         for ino in inodes:
             self.store.remove(ino)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def reader(fd: int) -> Read:

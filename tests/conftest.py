@@ -1,6 +1,7 @@
 """Fixtures and options shared by all tests."""
 
 import pathlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--model-rounds", type=int, default=5, help="how many random runs the model test makes")
     parser.addoption("--seed", type=int, default=1, help="the seed of crash and model tests")
+    parser.addoption("--full", action="store_true", help="the field cases in the size that was reported: hours")
 
 
 @pytest.fixture
@@ -23,6 +25,30 @@ def mount(tmp_path: pathlib.Path) -> Iterator[Mount]:
     """A mounted volume with the default rules."""
     with Mount(tmp_path / "mount", tmp_path / "state") as mounted:
         yield mounted
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    """One mount for all tests of a module that need no more than a folder in one."""
+    base = tmp_path_factory.mktemp("shared")
+    with Mount(base / "mount", base / "state") as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def folder(shared: Mount, request: pytest.FixtureRequest) -> Iterator[pathlib.Path]:
+    """A folder of its own in the shared mount. A handler that fails unexpectedly fails the test."""
+    said = len(shared.log())
+    path = shared.path / re.sub(r"\W+", "-", request.node.name)
+    path.mkdir()
+    yield path
+    assert "Traceback" not in shared.log()[said:]
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether the field cases run in the size that was reported."""
+    return bool(request.config.getoption("--full"))
 
 
 ALL_JOURNALS = '[[rule]]\nmatch = "*"\nclass = "journal"\n'

@@ -6,7 +6,7 @@ second also undoes and edits, the third undoes twice and forks, so that
 live by its environment alone, all of it below one directory; of the machine it sees
 the programs in /usr/bin and the server on loopback.
 
-By hand: ``drive_gptme.py <environment> <directory> [<witness report>]``.
+By hand: ``PYTHONPATH=tests python -m agents.drive_gptme <environment> <directory> [<witness report>]``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import fake_llm
+from agents import fake_llm
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("0.33.0", "0.35.1")

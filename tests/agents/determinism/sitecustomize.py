@@ -82,8 +82,7 @@ def stop_the_clock(start: float) -> None:
 
 def caller() -> str:
     """The module whose function called the function that asks."""
-    name: str = sys._getframe(2).f_globals["__name__"]
-    return name
+    return str(sys._getframe(2).f_globals.get("__name__"))
 
 
 class Witness:
@@ -127,7 +126,7 @@ class Witness:
                 return real_open(file, mode, *args, **kwargs)
             path = os.path.realpath(str(path))
             self.before(path)
-            opened = real_open(file, mode, *args, **kwargs)
+            opened: Any = real_open(file, mode, *args, **kwargs)
             close = opened.close
 
             def watched_close() -> None:
