@@ -154,15 +154,17 @@ def fsck(
     folder = state_folder if state_folder is not None else _mounted(directory).state  # type: ignore[arg-type]
     result = check.check(folder)
     if as_json:
+        wrong = [each.as_dict() for each in result.findings]
         print(
-            json.dumps(
-                {"inodes": result.inodes, "bytes": result.bytes, "wrong": [each.as_dict() for each in result.findings]}
-            )
+            json.dumps({"inodes": result.inodes, "bytes": result.bytes, "in_flight": result.in_flight, "wrong": wrong})
         )
     else:
         for finding in result.findings:
             print(_printable(str(finding)))
         print(f"{result.inodes} inodes, {result.bytes} bytes: {len(result.findings) or 'nothing'} wrong")
+        if result.in_flight:
+            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(result.in_flight.items()))
+            print(f"in flight, and not compared: {counts}")
     if result.findings:
         raise typer.Exit(1)
 

@@ -13,6 +13,7 @@ does not meet a full disk. A failed COMMIT or sync is final: `failure` is set, a
 """
 
 import contextlib
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ import trio
 
 from deltapool.fs.config import Limits
 from deltapool.fs.errors import NoSpace, ReadOnly, StateError
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1  # PRAGMA user_version; docs/format.md has its history
 APPLICATION_ID = 0x64706F6F  # "dpoo"
@@ -45,7 +48,7 @@ CREATE TABLE live(ino INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime INTEGER 
 CREATE TABLE dirty(ino INTEGER PRIMARY KEY, counter INTEGER NOT NULL);
 CREATE TABLE grave(ino INTEGER PRIMARY KEY);
 CREATE TABLE journal(ino INTEGER PRIMARY KEY, length INTEGER NOT NULL, digest BLOB NOT NULL, lines INTEGER NOT NULL,
-nuls INTEGER NOT NULL,
+nuls INTEGER NOT NULL, durable INTEGER NOT NULL,
   appended INTEGER NOT NULL, written INTEGER NOT NULL, changed INTEGER NOT NULL, read INTEGER NOT NULL, folded INTEGER
   NOT NULL);
 CREATE TABLE segment(ino INTEGER, number INTEGER, digest BLOB NOT NULL, lines INTEGER NOT NULL, PRIMARY KEY(ino,
@@ -183,6 +186,7 @@ class Database:
     def fail(self, reason: str) -> None:
         """No more writes: what is durable is unknown from here on. The first reason stays."""
         if self.failure is None:
+            log.error("the mount is read-only from now on: %s", reason)
             self.failure = reason
 
     # --- durability

@@ -1,7 +1,7 @@
 """Deltas: one change to a journal's bytes, as a value and as a record. `replay` makes journals from them.
 
 A `Delta` holds steps that lead from a journal's content to its next one, and the length and the digest of the result.
-A delta that is `born` begins with nothing, or with the first bytes of another journal. `docs/format-delta.md` has the
+A delta that is `born` begins with nothing, or with the first bytes of another journal. `docs/format.md` has the
 layout of a record. `encode` and `Decoder` do no I/O: bytes in, values or NEED_MORE out.
 
 Damage is found before anything is believed. The header has a check of its own, so a damaged length is damage, and not

@@ -216,6 +216,15 @@ class Files:
                 inode.transaction = transaction
             self.database.commit()
 
+    def _note_durable(self, inode: Inode, journal: Journal, length: int) -> None:
+        """Where NULs are no sign of lost bytes, recovery must know how far a sync went: see `recover`."""
+        length = min(length, journal.visible_length)
+        if length > journal.durable:
+            with self.database.operation() as transaction:
+                journal.durable = length
+                self.inodes.namespace.note_journal(inode.ino, journal.note)
+                inode.transaction = transaction
+
     def truncate(self, inode: Inode, length: int) -> None:
         """Sets the length. For a journal a truncation to nothing is held back; for work the old bytes stay until the
         new ones are durable."""
@@ -265,7 +274,7 @@ class Files:
         self.store_times(inode)
         if self.is_durable(inode):
             return
-        live, changes = self.live(inode), inode.changes
+        live, changes, size = self.live(inode), inode.changes, inode.size
         try:
             with live.in_use():
                 await trio.to_thread.run_sync(self.store.sync_data, live.fd)
@@ -279,6 +288,8 @@ class Files:
             raise ReadOnly(self.database.failure) from error
         inode.synced = max(inode.synced, changes)
         self.close_live(inode)
+        if inode.journal is not None and inode.journal.nuls and inode.nlink:
+            self._note_durable(inode, inode.journal, size)
 
     def promote(self, inode: Inode) -> None:
         """The rewritten bytes, which are durable, replace the old ones."""

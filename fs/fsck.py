@@ -5,7 +5,7 @@ aside first: to read one with a write-ahead log, SQLite writes beside it. On a f
 mount is asked to flush, what is said of an inode that changed during the comparison is dropped, and only what a second
 pass finds again is reported. Dirty files are not compared.
 
-What a killed daemon leaves and the next mount puts in order is counted as leftovers, not found as damage.
+What a killed daemon leaves and the next mount puts in order is counted as being in flight, not found as damage.
 
 Kinds of finding:
 
@@ -100,7 +100,7 @@ class Result:
     inodes: int = 0
     bytes: int = 0  # of live files
     findings: list[Finding] = dataclasses.field(default_factory=list)
-    leftovers: dict[str, int] = dataclasses.field(default_factory=dict)  # what the next mount puts in order
+    in_flight: dict[str, int] = dataclasses.field(default_factory=dict)  # what a mount, this or the next, deals with
 
 
 def check(folder: pathlib.Path) -> Result:
@@ -219,7 +219,7 @@ class _Comparison:
         return finding
 
     def left(self, kind: str) -> None:
-        self.result.leftovers[kind] = self.result.leftovers.get(kind, 0) + 1
+        self.result.in_flight[kind] = self.result.in_flight.get(kind, 0) + 1
 
     def run(self, connection: apsw.Connection) -> None:
         connection.pragma("temp_store", 2)

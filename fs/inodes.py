@@ -7,6 +7,7 @@ derived here, from the names.
 
 import contextlib
 import os
+from collections.abc import Callable
 
 from deltapool.fs.classes import FileClass, Rules, combine
 from deltapool.fs.clock import Clock
@@ -32,6 +33,7 @@ class Inodes:
         self.limits = limits
         self.stats = stats
         self.dirty: dict[Ino, Inode] = {}  # content or times not noted yet
+        self.doubt: Callable[[Inode], None] | None = None  # told of each inode that is loaded, until the audit ends
         self._cached: dict[Ino, Inode] = {}
         self._paths: dict[Ino, bytes] = {ROOT: b""}
         self._evict_at = limits.inodes_cached
@@ -51,6 +53,8 @@ class Inodes:
                 found = self.store.stat(ino)
                 inode.size, inode.mtime_ns = found.st_size, found.st_mtime_ns
         self.adopt(inode)
+        if self.doubt is not None:
+            self.doubt(inode)
         return inode
 
     def adopt(self, inode: Inode) -> None:
@@ -164,7 +168,7 @@ class Inodes:
     async def names_durable(self, inode: Inode) -> None:
         """Makes the row of an inode and the names that lead to it survive a power cut, unless they are known to."""
         transaction = inode.transaction
-        if self.database.synced < self.database.current:
+        if self.database.synced < self.database.committed or self.database.is_open:
             transaction = max(transaction, self._path_transaction(inode))
         await self.database.durable(transaction)
 

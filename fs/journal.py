@@ -30,6 +30,7 @@ class Journal:
         "born",
         "counts",
         "digests",
+        "durable",
         "fold",
         "ino",
         "nuls",
@@ -44,6 +45,7 @@ class Journal:
         self.fold = Fold(length)
         self.counts = JournalCounts(note.written, note.changed, note.read, note.folded) if note else JournalCounts()
         self.nuls = bool(note.nuls) if note else False
+        self.durable = min(note.durable, length) if note else 0
         self.ancestor: Ancestor | None = None
         fits = note is not None and note.length == length
         known = segments[: length // SEGMENT_BYTES] if fits else []
@@ -138,6 +140,7 @@ class Journal:
 
     def _cut(self, length: int) -> None:
         """The live file ends at `length` now. Nothing that was known of what lay beyond holds for what comes later."""
+        self.durable = min(self.durable, length)
         self._touched(length)
         self.pending.truncated(length)
         self.digests.truncated(length)
@@ -218,8 +221,15 @@ class Journal:
         whole = len(findings.digests) if self.fold.length == instant.length else instant.length // SEGMENT_BYTES
         self.digests = SegmentDigests(self.fold.length, findings.digests[:whole])
         self._lines = list(findings.lines[:whole])
+        self.durable = instant.length
         self._noted = JournalNote(
-            instant.length, findings.digest, sum(findings.lines), int(self.nuls), instant.mtime_ns, *self._counts
+            instant.length,
+            findings.digest,
+            sum(findings.lines),
+            int(self.nuls),
+            self.durable,
+            instant.mtime_ns,
+            *self._counts,
         )
         return self._noted
 
@@ -230,8 +240,10 @@ class Journal:
     @property
     def note(self) -> JournalNote:
         """What is known to be durable, with the present counts and the present answer to whether NULs belong here."""
-        noted = self._noted or JournalNote(0, journal_digest(()), 0, 0, 0, 0, 0, 0, 0)
-        return JournalNote(noted.length, noted.digest, noted.lines, int(self.nuls), noted.appended_ns, *self._counts)
+        noted = self._noted or JournalNote(0, journal_digest(()), 0, 0, 0, 0, 0, 0, 0, 0)
+        return JournalNote(
+            noted.length, noted.digest, noted.lines, int(self.nuls), self.durable, noted.appended_ns, *self._counts
+        )
 
 
 def _merged(earlier: Pending, later: Pending) -> Pending:

@@ -62,7 +62,7 @@ def build(state: State, mountpoint: pathlib.Path, config: Config, sink: Sink | N
     names = Names(inodes, files)
     attributes = Attributes(inodes, files)
     settler = Settler(names, files, sink)
-    audit = Audit(inodes, state.folder, clean=recovery.clean)
+    audit = Audit(inodes, state.folder, recovery)
     if not recovery.clean and recovery.dirty:
         log.warning("recovered after an unclean stop: %d files were dirty, %s", len(recovery.dirty), recovery.summary())
     report = Report(state, mountpoint, settler, recovery, audit)

@@ -30,7 +30,7 @@ INODE_GAP = 1 << 20  # more than the numbers whose use a power cut can take back
 CUT = 1  # the cut to which changes belong; the first one has not been made yet
 PRIVATE = (FileClass.HOST, FileClass.CACHE)
 
-_JOURNAL = "length, digest, lines, nuls, appended, written, changed, read, folded"
+_JOURNAL = "length, digest, lines, nuls, durable, appended, written, changed, read, folded"
 _INODE = "ino, mode, uid, gid, nlink, rdev, size, atime, mtime, ctime, class"
 
 
@@ -58,6 +58,7 @@ class JournalNote(NamedTuple):
     digest: bytes
     lines: int
     nuls: int
+    durable: int  # bytes known to survive a power cut; kept exact only where there are NULs
     appended_ns: int
     written: int
     changed: int
@@ -288,7 +289,7 @@ class Namespace:
         return JournalNote(*row) if row else None
 
     def note_journal(self, ino: Ino, note: JournalNote) -> None:
-        self._execute("INSERT OR REPLACE INTO journal VALUES (?,?,?,?,?,?,?,?,?,?)", (ino, *note))
+        self._execute("INSERT OR REPLACE INTO journal VALUES (?,?,?,?,?,?,?,?,?,?,?)", (ino, *note))
 
     def journals(self) -> list[tuple[Ino, JournalNote]]:
         rows = self._execute(f"SELECT ino, {_JOURNAL} FROM journal ORDER BY ino")

@@ -23,10 +23,11 @@ from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.livefile import DIRECTORIES, FOLDER, LiveStore
-from deltapool.fs.namespace import JournalNote, LiveNote, Namespace
+from deltapool.fs.namespace import LiveNote, Namespace
 from deltapool.fs.state import LOST_FOLDER
 
 BLOCK = 1 << 20
+BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 AUDIT_BATCH = 512
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 @dataclasses.dataclass(slots=True)
 class Recovery:
     clean: bool = True
+    same_boot: bool = True
     dirty: list[Ino] = dataclasses.field(default_factory=list)
     restored: list[Ino] = dataclasses.field(default_factory=list)  # unfinished rewrites, dropped for the old content
     trimmed: list[Ino] = dataclasses.field(default_factory=list)  # journals whose lost tail was cut off
@@ -49,7 +51,8 @@ class Recovery:
 
 def recover(namespace: Namespace, store: LiveStore) -> Recovery:
     """Puts the state in order after the last mount. Everything it finds is durable when it returns."""
-    result = Recovery(clean=namespace.meta("clean") == 1)
+    boot = BOOT_ID.read_text().strip()
+    result = Recovery(clean=namespace.meta("clean") == 1, same_boot=namespace.meta("boot") == boot)
     graves = namespace.graves()
     for ino in graves:
         store.remove(ino)
@@ -70,6 +73,7 @@ def recover(namespace: Namespace, store: LiveStore) -> Recovery:
         namespace.touch(inode)
     namespace.close_graves(graves)
     namespace.set_meta("clean", 0)
+    namespace.set_meta("boot", boot)
     if not result.clean:
         namespace.skip_numbers()
     namespace.database.commit()
@@ -86,23 +90,32 @@ def _recover_file(namespace: Namespace, store: LiveStore, inode: Inode, result: 
     if not os.path.exists(store.path(ino)):
         os.close(os.open(store.path(ino), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         result.missing.append(ino)
-    if inode.file_class == FileClass.JOURNAL and not result.clean:
-        note = namespace.journal_note(ino)
-        if note is None or not note.nuls:
-            length = first_nul(store.path(ino))
-            if length is not None:
-                os.truncate(store.path(ino), length)
-                result.trimmed.append(ino)
-        if note is not None:
-            namespace.database.begin()
-            namespace.note_journal(ino, JournalNote(-1, *note[1:]))  # the counts stay, the digest is taken anew
+    if inode.file_class == FileClass.JOURNAL and not result.clean and cut_lost_tail(namespace, store, ino, result):
+        result.trimmed.append(ino)
     result.dirty.append(ino)
 
 
-def first_nul(path: str) -> int | None:
-    """Where the first NUL byte of a file is."""
+def cut_lost_tail(namespace: Namespace, store: LiveStore, ino: Ino, recovery: Recovery) -> bool:
+    """After an unclean stop: ends a dirty journal before its first byte that was lost, and has its digest taken anew.
+
+    A journal that never had a NUL ends before its first one. One that has some is cut only after another boot (before
+    it, the page cache kept everything), and only behind what was durable."""
+    note = namespace.journal_note(ino)
+    start = 0 if note is None or not note.nuls else None if recovery.same_boot else note.durable
+    length = None if start is None else first_nul(store.path(ino), start)
+    if length is not None:
+        os.truncate(store.path(ino), length)
+    if note is not None:
+        namespace.database.begin()
+        namespace.note_journal(ino, note._replace(length=-1))
+    return length is not None
+
+
+def first_nul(path: str, start: int = 0) -> int | None:
+    """Where the first NUL byte of a file at or behind `start` is."""
     with open(path, "rb", buffering=0) as file:
-        at = 0
+        file.seek(start)
+        at = start
         while block := file.read(BLOCK):
             found = block.find(0)
             if found >= 0:
@@ -120,16 +133,21 @@ def resume(files: Files, recovery: Recovery) -> None:
 
 
 class Audit:
-    """The comparison beside the mount. `done` tells when it has ended; `changed` holds the inodes it found changed."""
+    """The comparison beside the mount. `done` tells when it has ended; `changed` holds the inodes that differ from
+    their notes: changed from outside if the last stop was clean, else maybe by us, with a mark that a power cut took.
 
-    def __init__(self, inodes: Inodes, folder: pathlib.Path, *, clean: bool) -> None:
+    Until it has ended, after an unclean stop, every journal is compared when it is loaded: nobody sees a lost tail."""
+
+    def __init__(self, inodes: Inodes, folder: pathlib.Path, recovery: Recovery) -> None:
         self.inodes = inodes
         self.folder = folder
-        self.clean = clean
+        self.recovery = recovery
         self._boundary = inodes.namespace.next_ino
         self.done = False
         self.changed: list[Ino] = []
         self.lost: list[str] = []
+        if not recovery.clean:
+            inodes.doubt = self._doubt
 
     async def run(self) -> None:
         namespace, store = self.inodes.namespace, self.inodes.store
@@ -138,37 +156,46 @@ class Audit:
             after = batch[-1][0]
             for ino, note in await trio.to_thread.run_sync(_differing, store, batch):
                 self._found(ino, note)
-        if not self.clean:
+        self.inodes.doubt = None
+        if not self.recovery.clean:
             self.lost = await trio.to_thread.run_sync(_set_aside, self.folder, self._boundary)
         self.done = True
 
+    def _doubt(self, inode: Inode) -> None:
+        """An inode is being loaded: if it is a journal whose mark was lost, it is recovered now."""
+        if inode.file_class == FileClass.JOURNAL and inode.ino not in self.inodes.dirty:
+            note = self.inodes.namespace.live_note(inode.ino)
+            if note is not None and _differing(self.inodes.store, [(inode.ino, note)]):
+                self._mark(inode, note)
+
     def _found(self, ino: Ino, note: LiveNote) -> None:
-        """A live file differs from its note, and not because of us."""
-        namespace = self.inodes.namespace
+        """A live file differs from its note, which was read a moment ago."""
         try:
             inode = self.inodes.get(ino)
-            if inode.marked or namespace.live_note(ino) != note:
-                return
-            namespace.database.check_writable()
-            namespace.database.begin()
-            namespace.mark_dirty(ino)
-            if (
-                inode.file_class == FileClass.JOURNAL
-                and (known := namespace.journal_note(ino)) is not None
-                and inode.journal is None
-            ):
-                namespace.note_journal(ino, JournalNote(-1, *known[1:]))
-            namespace.database.commit()
+            if not inode.marked and self.inodes.namespace.live_note(ino) == note:
+                self._mark(inode, note)
         except FilesystemError:
             return
+
+    def _mark(self, inode: Inode, note: LiveNote) -> None:
+        namespace, ino = self.inodes.namespace, inode.ino
+        namespace.database.check_writable()
+        namespace.database.begin()
+        namespace.mark_dirty(ino)
+        if inode.file_class == FileClass.JOURNAL and inode.journal is None:
+            if not self.recovery.clean:
+                cut_lost_tail(namespace, self.inodes.store, ino, self.recovery)
+            elif (known := namespace.journal_note(ino)) is not None:
+                namespace.note_journal(ino, known._replace(length=-1))
+        namespace.database.commit()
+        found = self.inodes.store.stat(ino)
+        self.inodes.stats.resized(inode.file_class, found.st_size - note.size)
+        inode.size, inode.mtime_ns = found.st_size, found.st_mtime_ns
         inode.marked = True
         inode.changes += 1
         self.inodes.dirty[ino] = inode
         self.changed.append(ino)
-        self.inodes.stats.changed_outside += 1
-        log.warning(
-            "inode %d: its live file %s was changed from outside (noted %s)", ino, self.inodes.store.path(ino), note
-        )
+        log.warning("inode %d: its live file %s is not as it was noted", ino, self.inodes.store.path(ino))
 
 
 def _differing(store: LiveStore, batch: list[tuple[Ino, LiveNote]]) -> list[tuple[Ino, LiveNote]]:

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import time
 import uuid
 
 from deltapool.fs.errors import StateError
@@ -24,6 +25,8 @@ from deltapool.fs.livefile import LiveStore
 FORMAT = 1
 STATE_FILE, LOCK_FILE, NAMESPACE_FILE = "state.json", "lock", "namespace.db"
 CONTROL_SOCKET, LOG_FOLDER, LOG_FILE, LOST_FOLDER = "control.sock", "log", "deltapool.log", "lost"
+
+LOCK_PAUSES_SECONDS = (0.01, 0.01, 0.01)  # a command that asks who holds a folder holds it for an instant itself
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,12 +101,18 @@ def open_state(folder: pathlib.Path, volume: str) -> State:
 
 def _lock(folder: pathlib.Path) -> int:
     fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 64, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise StateError(f"the state folder {folder} is in use by pid {holder or 'unknown'}") from None
+    for pause in (*LOCK_PAUSES_SECONDS, None):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if pause is not None:
+                time.sleep(pause)
+                continue
+            pid = os.pread(fd, 64, 0).decode(errors="replace").strip()
+            os.close(fd)
+            lives = pid.isdigit() and os.path.exists(f"/proc/{pid}")  # rescue leaves the pid of a dead daemon there
+            raise StateError(f"the state folder {folder} is in use by pid {pid if lives else 'unknown'}") from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

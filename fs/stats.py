@@ -40,8 +40,6 @@ class Stats:
     live_written: int = 0  # bytes passed to pwrite on live files, since the mount
     requests: int = 0
     handler_errors: int = 0  # unexpected exceptions, answered with EIO
-    changed_outside: int = 0  # live files found changed behind our back at the last mount
-    invalidations: int = 0
 
     def resized(self, file_class: FileClass, difference: int) -> None:
         self.totals[file_class].bytes += difference

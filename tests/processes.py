@@ -131,3 +131,17 @@ def errno_of(function: Callable[[], Any]) -> int:
         assert error.errno is not None
         return error.errno
     return 0
+
+
+class Counter:
+    """A number that one process counts up and others look at."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8)
+
+    def add(self, count: int = 1) -> None:
+        self._memory[:] = (self.value + count).to_bytes(8, "little")
+
+    @property
+    def value(self) -> int:
+        return int.from_bytes(self._memory[:], "little")

@@ -304,7 +304,8 @@ def test_the_steps_of_a_replacement() -> None:
 
 
 def test_the_document_names_the_constants() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "format-delta.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
+    text = document.split("\n## Deltas\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     fields = {row[2]: row for row in rows if len(row) == 4}
     assert int(fields["magic"][3].strip("`"), 16) == module.MAGIC == encode(PLAIN)[0]

@@ -201,7 +201,7 @@ def test_a_truncation_to_nothing_is_held_back() -> None:
     assert rig.truncate(0) == NOTHING
     assert (rig.fold.held_at, rig.fold.visible_length) == (0, 0)
     assert rig.write(0, b"old ") == NOTHING
-    assert rig.write(2, b"d ") == NOTHING  # written again, below the cursor
+    assert rig.write(1, b"ld") == NOTHING  # written again, below the cursor
     assert rig.fold.visible_length == 4
     assert rig.write(4, b"context\n") == Plan((Truncate(9), Write(9, 5, 8)), 3)
     assert rig.fold.held_at is None
@@ -252,6 +252,8 @@ def test_truncations_while_held_move_the_cursor_back() -> None:
     rig = Rig(bytearray(b"old content\n"))
     rig.truncate(0)
     rig.write(0, b"old c")
+    assert rig.truncate(5) == NOTHING
+    assert rig.fold.held_at == 5
     assert rig.truncate(3) == NOTHING
     assert rig.fold.held_at == 3
     assert rig.truncate(0) == NOTHING
@@ -293,7 +295,7 @@ sizes = st.integers(0, 70)
 random_operations = st.lists(
     st.one_of(
         st.tuples(st.just("write"), sizes, few),
-        st.tuples(st.sampled_from(["again", "append"]), sizes, few),
+        st.tuples(st.sampled_from(["again", "same", "append"]), sizes, few),
         st.tuples(st.sampled_from(["truncate", "reopen", "release"]), sizes, st.just(b"")),
     ),
     max_size=25,
@@ -312,6 +314,8 @@ def test_readers_see_posix_and_a_crash_finds_old_or_new(old: bytes, operations: 
             case "again":  # what was there, from the cursor on: the usual rewrite
                 cursor = len(rig.model)
                 rig.write(cursor, bytes(rig.live[cursor : cursor + at]) + data[:2])
+            case "same":  # what is visible anyway
+                rig.write(at, bytes(rig.model[at : at + len(data)]))
             case "append":
                 rig.write(len(rig.model), data)
             case "truncate":

@@ -82,9 +82,22 @@ def test_candidates_are_bounded() -> None:
 def test_what_is_kept_may_be_long() -> None:
     rng = random.Random(2)
     old = rng.randbytes(4 * READ_BYTES)
-    at = 2 * READ_BYTES - 100  # the needle lies across two blocks that are read
+    at = 2 * READ_BYTES - 30  # every needle lies across two blocks that are read
     found = compare(old, old[at:] + b"appended")
     assert found == Replacement(0, (at, len(old) - at), 8)
+
+
+def test_the_longest_match_is_taken() -> None:
+    needle = random.Random(3).randbytes(4096)
+    old = b"?" + needle + b"a" * 1000 + needle + b"a" * 3000 + needle + b"a" * 10 + b"!"
+    start = 1 + len(needle) + 1000
+    assert compare(old, needle + b"a" * 3000 + b"b" * 5000) == Replacement(0, (start, 4096 + 3000), 5000)
+
+
+def test_what_stands_before_the_common_prefix_ends_is_not_kept_twice() -> None:
+    """It would have to move towards the end, which a delta can't say."""
+    prefix = random.Random(4).randbytes(200)
+    assert compare(prefix + b"-" * 300, prefix + prefix) == Replacement(200, None, 200)
 
 
 def test_a_file_that_changes_meanwhile_is_an_error() -> None:

@@ -124,11 +124,10 @@ def main(seed: str, directory: str, log_path: str, operations: str) -> None:
         os.mkdir(directory)
         os.chdir(directory)
         for number in range(int(operations)):
-            plan = script.foresee()
+            op = script.step()
             os.write(log, b"b %d\n" % number)
-            worker.execute(plan)
+            worker.execute(op)
             os.write(log, b"d %d\n" % number)
-            script.play(plan)
     except OSError as error:
         if error.errno not in GONE:
             raise
