@@ -39,7 +39,8 @@ from deltapool.fs.consistency import breaches, damages, path_of
 from deltapool.fs.database import check_format, open_connection
 from deltapool.fs.errors import UserError
 from deltapool.fs.inode import ROOT, Ino
-from deltapool.fs.livefile import DIRECTORIES, FOLDER, relative_path
+from deltapool.fs.livefile import relative_path
+from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER
 
 ANSWER_SECONDS = 60.0
 FLUSH_SECONDS = 600.0
@@ -263,7 +264,7 @@ class _Comparison:
             WHERE i.mode & 61440 = 32768 ORDER BY i.ino"""
         )
         for ino, size, file_class, dirty, *note in rows:
-            path = self.folder / FOLDER / relative_path(Ino(ino))
+            path = self.folder / LIVE_FOLDER / relative_path(Ino(ino))
             if dirty:
                 self.left("dirty")
             try:
@@ -328,13 +329,13 @@ class _Comparison:
                     self.found("undeclared", 0, f"a state folder holds no {kind or 'file'} of this name", path)
                 elif kind == "folder":
                     pending.append(path)
-                elif declared.startswith(f"{FOLDER}/"):
+                elif declared.startswith(f"{LIVE_FOLDER}/"):
                     self._live_file(path, entry.name)
 
     def _live_file(self, path: str, name: str) -> None:
         stem, _, suffix = name.partition(".")
         ino = Ino(int(stem))
-        if path.split("/")[1] != f"{ino % DIRECTORIES:02x}":
+        if path.split("/")[1] != f"{ino % LIVE_DIRECTORIES:02x}":
             self.found("undeclared", ino, "a live file in the wrong folder: nobody reads it here", path)
             return
         row = None
@@ -418,4 +419,4 @@ def _read(fd: int, offset: int) -> bytes:
 def _shown(path: bytes, ino: int) -> str:
     if path:
         return os.fsdecode(path)
-    return "." if ino == ROOT else f"{FOLDER}/{relative_path(Ino(ino))}"
+    return "." if ino == ROOT else f"{LIVE_FOLDER}/{relative_path(Ino(ino))}"

@@ -354,6 +354,8 @@ class Adapter(pyfuse3.Operations):
     async def release(self, fh: int) -> None:
         handle = self._handles.pop(fh)
         self.files.release(handle.inode, writable=handle.writable)
+        if handle.writable:
+            self.names.released(handle.inode)
 
     # --- help
 

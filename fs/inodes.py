@@ -34,6 +34,7 @@ class Inodes:
         self.stats = stats
         self.dirty: dict[Ino, Inode] = {}  # content or times not noted yet
         self.doubt: Callable[[Inode], None] | None = None  # told of each inode that is loaded, until the audit ends
+        self.tagged: set[Ino] = set()  # directories whose contents are cache: see `tags`
         self._cached: dict[Ino, Inode] = {}
         self._paths: dict[Ino, bytes] = {ROOT: b""}
         self._evict_at = limits.inodes_cached
@@ -138,7 +139,19 @@ class Inodes:
 
     def name_class(self, parent: Ino, name: bytes, is_directory: bool) -> FileClass:
         """What the rules say of this one name."""
-        return self.rules.classify(join(self.path(parent), name), is_directory)
+        return self.rules.classify(join(self.path(parent), name), is_directory, self.is_tagged(parent))
+
+    def is_tagged(self, directory: Ino) -> bool:
+        """Whether a tag says that what lies in this directory is a cache."""
+        if not self.tagged:
+            return False
+        here: Ino | None = directory
+        while here is not None and here != ROOT:
+            if here in self.tagged:
+                return True
+            name = self.namespace.first_name(here)
+            here = name.parent if name else None
+        return False
 
     def is_private(self, name_class: FileClass, inode_class: FileClass) -> bool:
         return inode_class == FileClass.HOST or name_class in PRIVATE

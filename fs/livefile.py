@@ -16,15 +16,14 @@ import pathlib
 from collections.abc import Iterator
 
 from deltapool.fs.inode import Ino
+from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER
 
-DIRECTORIES = 256
-FOLDER = "live"
 NEW = ".new"
 
 
 def relative_path(ino: Ino, *, new: bool = False) -> str:
     """Where the bytes of `ino` are, below `live/`."""
-    return f"{ino % DIRECTORIES:02x}/{ino}{NEW if new else ''}"
+    return f"{ino % LIVE_DIRECTORIES:02x}/{ino}{NEW if new else ''}"
 
 
 class LiveFile:
@@ -106,17 +105,11 @@ class LiveStore:
     """The folder `live/` of one state folder."""
 
     def __init__(self, state: pathlib.Path) -> None:
-        self.folder = state / FOLDER
+        self.folder = state / LIVE_FOLDER
         self._root = f"{self.folder}/"
         self.rewriting: set[Ino] = set()  # those whose present bytes are in `.new`
         self.fresh: set[Ino] = set()  # those whose present name in the folder may not be durable
         self.needed: set[Ino] = set()  # those that have no inode any more, but whose bytes are still looked at
-
-    @staticmethod
-    def prepare(state: pathlib.Path) -> None:
-        """Makes the folders of a new state folder."""
-        for number in range(DIRECTORIES):
-            (state / FOLDER / f"{number:02x}").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, ino: Ino, *, new: bool = False) -> str:
         return self._root + relative_path(ino, new=new)
@@ -144,7 +137,7 @@ class LiveStore:
 
     def sync_folder(self, ino: Ino) -> None:
         """Makes the names of the live files beside that of `ino` durable."""
-        fd = os.open(f"{self._root}{ino % DIRECTORIES:02x}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(f"{self._root}{ino % LIVE_DIRECTORIES:02x}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from deltapool.fs import control, session, unmount
+from deltapool.fs import server, session, unmount
 from deltapool.fs.attributes import Attributes
 from deltapool.fs.clock import SystemClock
 from deltapool.fs.config import Config
@@ -78,7 +78,7 @@ def serve(
     Raises StateError if the mount cannot be made or could not be closed cleanly."""
     _raise_descriptor_limit()
     parts = build(state, mountpoint, config, sink)
-    listener = control.listen(state.folder)
+    listener = server.listen(state.folder)
     try:
         session.attach(parts.adapter, mountpoint, state.folder, poll=config.poll, renegotiate=config.renegotiate)
     except RuntimeError as error:
@@ -110,12 +110,12 @@ async def _main(
         nursery.start_soon(_hurry, settler)
         nursery.start_soon(_repeat, limits.reap_seconds, settler.reap)
         nursery.start_soon(parts.audit.run)
-        handlers: dict[str, control.Handler] = {
+        handlers: dict[str, server.Handler] = {
             "status": parts.report.status,
             "journals": parts.report.journals,
             "flush": parts.report.flush,
         }
-        nursery.start_soon(control.serve, listener, handlers, limits.control_request_bytes)
+        nursery.start_soon(server.serve, listener, handlers, limits.control_request_bytes)
         nursery.start_soon(_stop_on_signal, mountpoint)
         nursery.start_soon(_tell_ready, ready)
         await session.serve()

@@ -25,6 +25,7 @@ from deltapool.fs.inodes import Inodes, join
 from deltapool.fs.instant import Ancestor
 from deltapool.fs.namespace import Name
 from deltapool.fs.stats import JournalCounts
+from deltapool.fs.tags import Tags
 
 NAME_BYTES_MAX = 255
 LINKS_MAX = 65_000
@@ -38,6 +39,7 @@ class Names:
         self.database = inodes.database
         self.namespace = inodes.namespace
         self.stats = inodes.stats
+        self.tags = Tags(inodes)
         self.dead: dict[
             Ino, int
         ] = {}  # inodes without a name, and the transaction that must be durable before their bytes go
@@ -126,6 +128,7 @@ class Names:
             inode.ctime_ns = now
             self.namespace.touch(inode)
             self._entry_changed(directory, now, 0)
+        self._tag_changed(parent, name)
         return inode
 
     # --- removing
@@ -139,6 +142,7 @@ class Names:
             self.namespace.remove_name(parent, name)
             self._unnamed(inode, now)
             self._entry_changed(directory, now, 0)
+        self._tag_changed(parent, name)
 
     def rmdir(self, parent: Ino, name: bytes) -> None:
         if name == b".":
@@ -244,13 +248,16 @@ class Names:
                 self._unnamed(target, now)
             self.namespace.remove_name(source_dir.ino, name)
             self.namespace.add_name(target_dir.ino, new_name, source.ino, False)
-            self._renamed(source, old_path, self._path(target_dir, new_name) if source.is_directory else b"", now)
+            new_path = self._path(target_dir, new_name) if source.is_directory else b""
+            self._renamed(source, source_dir, old_path, target_dir, new_path, now)
             if heritage is not None:
                 self._inherit(source, *heritage)
             gone = 1 if target is not None and target.is_directory else 0
             moved = 1 if source.is_directory else 0
             self._entry_changed(source_dir, now, -moved)
             self._entry_changed(target_dir, now, moved - gone)
+        self._tag_changed(source_dir.ino, name)
+        self._tag_changed(target_dir.ino, new_name)
 
     def _exchange(
         self, source_dir: Inode, name: bytes, source: Inode, target_dir: Inode, new_name: bytes, target: Inode
@@ -268,20 +275,26 @@ class Names:
             self.namespace.remove_name(target_dir.ino, new_name)
             self.namespace.add_name(target_dir.ino, new_name, source.ino, False)
             self.namespace.add_name(source_dir.ino, name, target.ino, False)
-            self._renamed(source, source_path, target_path, now)
-            self._renamed(target, target_path, source_path, now)
+            self._renamed(source, source_dir, source_path, target_dir, target_path, now)
+            self._renamed(target, target_dir, target_path, source_dir, source_path, now)
             difference = int(target.is_directory) - int(source.is_directory)
             self._entry_changed(source_dir, now, difference)
             self._entry_changed(target_dir, now, -difference)
+        self._tag_changed(source_dir.ino, name)
+        self._tag_changed(target_dir.ino, new_name)
 
-    def _renamed(self, inode: Inode, old_path: bytes, new_path: bytes, now: int) -> None:
+    def _renamed(
+        self, inode: Inode, old_dir: Inode, old_path: bytes, new_dir: Inode, new_path: bytes, now: int
+    ) -> None:
         if inode.is_directory:
             self.inodes.forget_paths()
         self._decide_class(inode)
         inode.ctime_ns = now
         self.namespace.touch(inode)
-        if inode.is_directory and self.inodes.rules.may_change_below(old_path, new_path):
-            self._decide_below(inode.ino)
+        if inode.is_directory:
+            tagged = self.inodes.is_tagged(old_dir.ino) != self.inodes.is_tagged(new_dir.ino)
+            if tagged or self.inodes.rules.may_change_below(old_path, new_path):
+                self._decide_below(inode.ino)
 
     def _heritage(self, source: Inode, target: Inode | None) -> tuple[Ancestor, JournalCounts] | None:
         """If a file takes the place of a journal: that journal, to be compared when the file is noted, and its
@@ -340,6 +353,17 @@ class Names:
         self.namespace.touch(inode)
         if file_class == FileClass.JOURNAL:
             self.files.becomes_journal(inode)
+
+    def released(self, inode: Inode) -> None:
+        """A writer of a file let go of it: it may have written a cache tag."""
+        if self.tags.enabled and inode.nlink:
+            for name in self.namespace.names_of(inode.ino):
+                self._tag_changed(name.parent, name.name)
+
+    def _tag_changed(self, directory: Ino, name: bytes) -> None:
+        if self.tags.concerns(name) and self.tags.changed(directory):
+            with self.database.operation():
+                self._decide_below(directory)
 
     def _decide_below(self, directory: Ino) -> None:
         """Every descendant of a renamed directory may have changed class. Inside an operation."""

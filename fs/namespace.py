@@ -194,6 +194,12 @@ class Namespace:
             else:
                 self._execute(f"INSERT INTO dentry VALUES (?, ?, ?, ?, {CUT})", name)
 
+    def directories_with(self, name: bytes) -> list[Ino]:
+        """Those that have an entry of this name. Reads every name."""
+        part = "SELECT parent FROM {} WHERE name = ?1"
+        rows = self._execute(f"{part.format('dentry')} UNION ALL {part.format('private_dentry')}", (name,))
+        return [row[0] for row in rows]
+
     def is_empty(self, directory: Ino) -> bool:
         found = self._execute(
             "SELECT EXISTS(SELECT 1 FROM dentry WHERE parent = ?1) "

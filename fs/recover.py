@@ -22,9 +22,9 @@ from deltapool.fs.errors import FilesystemError
 from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import Inodes
-from deltapool.fs.livefile import DIRECTORIES, FOLDER, LiveStore
+from deltapool.fs.livefile import LiveStore
 from deltapool.fs.namespace import LiveNote, Namespace
-from deltapool.fs.state import LOST_FOLDER
+from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER, LOST_FOLDER
 
 BLOCK = 1 << 20
 BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
@@ -217,8 +217,8 @@ def _set_aside(folder: pathlib.Path, boundary: int) -> list[str]:
     connection = open_connection(folder / "namespace.db", read_only=True)
     kept = []
     try:
-        for number in range(DIRECTORIES):
-            for entry in os.scandir(folder / FOLDER / f"{number:02x}"):
+        for number in range(LIVE_DIRECTORIES):
+            for entry in os.scandir(folder / LIVE_FOLDER / f"{number:02x}"):
                 stem = entry.name.partition(".")[0]
                 if not stem.isdigit() or int(stem) >= boundary:
                     continue

@@ -25,10 +25,10 @@ from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import join
 from deltapool.fs.instant import Findings, Instant, examine
 from deltapool.fs.journal import Journal
-from deltapool.fs.livefile import DIRECTORIES
 from deltapool.fs.names import Names
 from deltapool.fs.namespace import LiveNote
 from deltapool.fs.ship import deltas
+from deltapool.fs.state import LIVE_DIRECTORIES
 
 PATIENCE = 5  # passes after which a rewritten file that is still being written takes the place of the old one
 
@@ -219,7 +219,7 @@ class Settler:
                 self.files.promote(inode)
                 self._passes.pop(inode.ino, None)
         fresh = {inode.ino for inode, _ in seen} & self.store.fresh - self.store.rewriting
-        folders = {ino % DIRECTORIES: ino for ino in fresh}
+        folders = {ino % LIVE_DIRECTORIES: ino for ino in fresh}
         if len(folders) > self.limits.sync_each_files:
             await trio.to_thread.run_sync(self.store.sync_all)
         else:
@@ -266,7 +266,7 @@ class Settler:
         await self.database.durable(max(self.names.dead[ino] for ino in ripe))
         await trio.to_thread.run_sync(self._remove, ripe)
         for ino in ripe:
-            del self.names.dead[ino]
+            self.names.dead.pop(ino, None)  # another pass may have been faster
             self.store.rewriting.discard(ino)
             self.store.fresh.discard(ino)
         self.database.begin()

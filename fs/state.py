@@ -20,11 +20,11 @@ import time
 import uuid
 
 from deltapool.fs.errors import StateError
-from deltapool.fs.livefile import LiveStore
 
 FORMAT = 1
 STATE_FILE, LOCK_FILE, NAMESPACE_FILE = "state.json", "lock", "namespace.db"
 CONTROL_SOCKET, LOG_FOLDER, LOG_FILE, LOST_FOLDER = "control.sock", "log", "deltapool.log", "lost"
+LIVE_FOLDER, LIVE_DIRECTORIES = "live", 256
 
 LOCK_PAUSES_SECONDS = (0.01, 0.01, 0.01)  # a command that asks who holds a folder holds it for an instant itself
 
@@ -158,7 +158,8 @@ def _volume(folder: pathlib.Path, name: str) -> Volume:
             )
         return found
     volume = Volume(name, str(uuid.uuid4()))
-    LiveStore.prepare(folder)
+    for number in range(LIVE_DIRECTORIES):
+        (folder / LIVE_FOLDER / f"{number:02x}").mkdir(parents=True, exist_ok=True, mode=0o700)
     new = folder / f"{STATE_FILE}.new"
     with open(new, "w") as file:
         json.dump({"format": FORMAT, "volume": volume.name, "id": volume.id}, file)

@@ -246,8 +246,13 @@ PROCESSES: dict[str, Callable[..., None]] = {
 }
 
 
+# Imported, not run, so that what is sent to and fro has the same name in both processes.
+_FOLDER = str(pathlib.Path(__file__).parent)
+PROGRAM = [sys.executable, "-c", f"import sys; sys.path.insert(0, {_FOLDER!r}); import scenarios; scenarios.main()"]
+
+
 def start(script: str, *arguments: str | int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, __file__, script, json.dumps(arguments)], stderr=subprocess.PIPE)
+    return subprocess.Popen([*PROGRAM, script, json.dumps(arguments)], stderr=subprocess.PIPE)
 
 
 def join(*processes: subprocess.Popen[bytes]) -> None:
@@ -281,9 +286,7 @@ class Observer:
     """Another process that looks at a folder when told to."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "observe", "[]"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self._process = subprocess.Popen([*PROGRAM, "observe", "[]"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def look(self, folder: pathlib.Path) -> View:
         return self._ask(str(folder))
@@ -398,7 +401,7 @@ class Watched:
         return view
 
 
-if __name__ == "__main__":
+def main() -> None:
     if sys.argv[1] == "observe":
         _observe()
     else:

@@ -145,7 +145,7 @@ def test_case_03_a_record_torn_by_a_killed_writer_is_kept_as_it_is(shared: Mount
     append(path, b'{"text": "the next record"}\n')
     wanted = b'{"text": "the first half{"text": "the next record"}\n'
     assert path.read_bytes() == wanted
-    shared.remount()
+    ask(shared, "flush")
     assert path.read_bytes() == wanted
     (listed,) = [each for each in ask(shared, "journals")["journals"] if each["path"].startswith(folder.name)]
     assert (listed["bytes"], listed["lines"]) == (len(wanted), 1)
@@ -170,7 +170,7 @@ def test_case_04_a_journal_cut_anywhere_comes_back_to_the_byte(shared: Mount, fo
     assert any(bytes_are_torn(each) for each in written.values())
     shared.crash()
     assert {path: path.read_bytes() for path in written} == written
-    shared.remount()
+    ask(shared, "flush")
     assert {path: path.read_bytes() for path in written} == written
 
 
@@ -194,8 +194,7 @@ def test_case_05_a_huge_journal_costs_what_is_added_to_it(shared: Mount, folder:
     line = record(0, 0, 1000)
     block = line * 1000
     with open(path, "wb", buffering=0) as file:
-        for _ in range(megabytes):
-            file.write(block)
+        file.writelines(block for _ in range(megabytes))
     ask(shared, "flush")
     resident = figures(pid, "status", "VmRSS")
     before, read = ask(shared, "status"), figures(pid, "io", "rchar")

@@ -1,10 +1,9 @@
-"""Whole trees for tests: one with everything in it that a volume can hold, what is seen of a tree, and of a state folder."""
+"""Whole trees for tests: one with some of everything, what a program sees of a tree, what touches a state folder."""
 
 import hashlib
 import os
 import pathlib
 import random
-import socket
 import sqlite3
 import stat
 from typing import Any
@@ -61,8 +60,7 @@ def _files(here: bytes, chance: random.Random) -> None:
 
 def _journals(here: bytes, chance: random.Random) -> None:
     with open(here + b"/logs/long.jsonl", "wb") as file:
-        for number in range(3000):
-            file.write(b'{"n": %d, "text": "%s"}\n' % (number, chance.randbytes(400).hex().encode()))
+        file.writelines(b'{"n": %d, "text": "%s"}\n' % (n, chance.randbytes(400).hex().encode()) for n in range(3000))
     put(here + b"/logs/torn.jsonl", b'{"complete": 1}\n{"torn', [])
     put(here + b"/logs/nuls.jsonl", b"a\0b\n\0\0", [])
     os.link(here + b"/logs/torn.jsonl", here + b"/logs/torn.txt")
@@ -123,7 +121,7 @@ def put(path: bytes, content: bytes, attributes: list[bytes]) -> None:
 
 
 def seen(root: pathlib.Path) -> dict[bytes, Any]:
-    """What a program can see of a tree: path → everything about it. Names of one inode share its first path in the order of bytes."""
+    """What a program sees of a tree: path → everything about it. The first path of an inode stands for its number."""
     found: dict[bytes, Any] = {}
     first: dict[int, bytes] = {}
     for folder, folders, files, fd in os.fwalk(os.fsencode(root)):
@@ -168,17 +166,6 @@ def untouched(state: pathlib.Path) -> dict[str, Any]:
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
         found[str(path)] = (*about, content)
     return found
-
-
-def bind(path: pathlib.Path) -> socket.socket:
-    """A listening socket at a path of any length."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
-        return listener
-    finally:
-        os.close(directory)
 
 
 def namespace(state: pathlib.Path) -> sqlite3.Connection:
