@@ -35,6 +35,12 @@ class Changes:
     def has_row(self) -> bool:
         return self.mode is not None or self.uid is not None or self.gid is not None or self.has_times
 
+    @property
+    def has_owner(self) -> bool:
+        """A chown. One that names neither owner arrives as a request for nothing, and clears set-id bits all the
+        same."""
+        return self.uid is not None or self.gid is not None or not (self.has_row or self.size is not None)
+
 
 class Attributes:
     def __init__(self, inodes: Inodes, files: Files) -> None:
@@ -63,7 +69,7 @@ class Attributes:
     def _apply(self, inode: Inode, changes: Changes) -> None:
         if changes.mode is not None:
             inode.mode = (inode.mode & ~0o7777) | (changes.mode & 0o7777)
-        if changes.uid is not None or changes.gid is not None:
+        if changes.has_owner:
             inode.uid = inode.uid if changes.uid is None else changes.uid
             inode.gid = inode.gid if changes.gid is None else changes.gid
             if not inode.is_directory:
@@ -71,6 +77,7 @@ class Attributes:
         if changes.has_times:
             inode.atime_ns = inode.atime_ns if changes.atime_ns is None else changes.atime_ns
             inode.mtime_ns = inode.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+            self.inodes.clock.seen(inode.mtime_ns)
             if inode.is_file:
                 self.files.times_given(inode)
         inode.ctime_ns = self.inodes.clock.now_ns()

@@ -11,12 +11,13 @@ first, then everything
 
 import itertools
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import trio
 
 from deltapool.fs.classes import FileClass
-from deltapool.fs.errors import Damaged, FileTooLarge, Invalid, IsDirectory, ReadOnly
+from deltapool.fs.errors import Damaged, FilesystemError, FileTooLarge, Invalid, IsDirectory, ReadOnly
 from deltapool.fs.inode import Inode
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.journal import Journal
@@ -25,6 +26,7 @@ from deltapool.fs.space import Space
 
 OFFSET_MAX = (1 << 63) - 1
 WARM_TRIES = 3
+SYNC_TRIES = 3
 
 
 class Files:
@@ -277,12 +279,19 @@ class Files:
         live, changes, size = self.live(inode), inode.changes, inode.size
         try:
             with live.in_use():
-                await trio.to_thread.run_sync(self.store.sync_data, live.fd)
+                if inode.ino in self.store.fresh and not live.is_new:
+                    await both(self._sync_data(live), self._sync_folder(inode))
+                else:
+                    await self._sync_data(live)
+                for _ in range(SYNC_TRIES):
+                    if not live.is_new or inode.changes == changes:
+                        break
+                    changes, size = inode.changes, inode.size  # it went on changing: what replaces the old is whole
+                    await self._sync_data(live)
                 if live.is_new and inode.live is live:
                     self.promote(inode)
                 if inode.ino in self.store.fresh:
-                    await trio.to_thread.run_sync(self.store.sync_folder, inode.ino)
-                    self.store.fresh.discard(inode.ino)
+                    await self._sync_folder(inode)
         except OSError as error:
             self.database.fail(f"the live file of inode {inode.ino} could not be made durable: {error}")
             raise ReadOnly(self.database.failure) from error
@@ -290,6 +299,13 @@ class Files:
         self.close_live(inode)
         if inode.journal is not None and inode.journal.nuls and inode.nlink:
             self._note_durable(inode, inode.journal, size)
+
+    async def _sync_data(self, live: LiveFile) -> None:
+        await trio.to_thread.run_sync(self.store.sync_data, live.fd)
+
+    async def _sync_folder(self, inode: Inode) -> None:
+        await trio.to_thread.run_sync(self.store.sync_folder, inode.ino)
+        self.store.fresh.discard(inode.ino)
 
     def promote(self, inode: Inode) -> None:
         """The rewritten bytes, which are durable, replace the old ones."""
@@ -300,7 +316,10 @@ class Files:
     async def sync(self, inode: Inode) -> None:
         """fsync: bytes, row and the names that lead to it survive a power cut when this returns."""
         if inode.is_file and inode.nlink:
-            await self.make_durable(inode)
+            if self.inodes.names_are_durable(inode) or self.is_durable(inode):
+                await self.make_durable(inode)
+            else:  # both at once: what one may not precede, a rename over another file, has waited for its bytes
+                await both(self.make_durable(inode), self.inodes.names_durable(inode))
         if inode.nlink:
             await self.inodes.names_durable(inode)
 
@@ -324,6 +343,23 @@ class Files:
         if inode.nlink:
             self.inodes.dirty[inode.ino] = inode
         self.store_times(inode)
+
+
+async def both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
+    """Two waits side by side. The first error is raised when both have ended."""
+    failed: list[Exception] = []
+
+    async def attempt(work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (FilesystemError, OSError) as error:
+            failed.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attempt, one)
+        nursery.start_soon(attempt, other)
+    if failed:
+        raise failed[0]
 
 
 def without_set_id(mode: int) -> int:

@@ -5,7 +5,7 @@ aside first: to read one with a write-ahead log, SQLite writes beside it. On a f
 mount is asked to flush, what is said of an inode that changed during the comparison is dropped, and only what a second
 pass finds again is reported. Dirty files are not compared.
 
-What a killed daemon leaves and the next mount puts in order is counted as being in flight, not found as damage.
+What a crash leaves and the next mount puts in order is counted as in flight, not found as damage.
 
 Kinds of finding:
 
@@ -40,6 +40,7 @@ from deltapool.fs.database import check_format, open_connection
 from deltapool.fs.errors import UserError
 from deltapool.fs.inode import ROOT, Ino
 from deltapool.fs.livefile import relative_path
+from deltapool.fs.recover import BOOT_ID
 from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER
 
 ANSWER_SECONDS = 60.0
@@ -207,7 +208,8 @@ class _Comparison:
         self.folder = folder
         self.mounted = mounted
         self.audited = audited
-        self.recovered = mounted
+        self.recovered = mounted  # there is nothing left to do for a mount that begins
+        self.marked = audited  # no power cut has taken dirty marks: all that may differ from its note is marked
         self.result = Result()
         self._connection: apsw.Connection | None = None
         self._shaky: list[
@@ -224,6 +226,7 @@ class _Comparison:
 
     def run(self, connection: apsw.Connection) -> None:
         connection.pragma("temp_store", 2)
+        connection.pragma("user_version")  # raises what apsw says of a file that is no database
         if check_format(connection, self.folder / state.NAMESPACE_FILE) == 0:
             self.look_around()
             return
@@ -233,9 +236,11 @@ class _Comparison:
             return  # what else might be found would follow from it
         self._connection, self._execute = connection, connection.execute
         self._execute("BEGIN")
-        clean = self._execute("SELECT value FROM meta WHERE key = 'clean'").get == 1
+        meta = dict(self._execute("SELECT key, value FROM meta"))
+        clean = meta.get("clean") == 1
         self.recovered = self.mounted or clean
         self.audited = self.audited or (clean and not self.mounted)
+        self.marked = self.audited or (not self.mounted and meta.get("boot") == BOOT_ID.read_text().strip())
         self.result.inodes = self._execute("SELECT count(*) FROM inode").get
         for breach in breaches(connection):
             path = path_of(connection, breach.inode, breach.parent, breach.name)
@@ -279,6 +284,8 @@ class _Comparison:
             present = (live.st_size, live.st_mtime_ns, live.st_ctime_ns)
             if None in note:
                 self._differs("note", ino, f"it is not dirty, but nothing is noted of its live file {path}")
+            elif present != tuple(note) and not self.marked:
+                self.left("unmarked")
             elif present != tuple(note):
                 what = "size, mtime and ctime are {}, {} and {}".format(*present)
                 self._differs("changed", ino, f"its live file {path} was changed: {what}, noted are {tuple(note)}")
@@ -289,13 +296,15 @@ class _Comparison:
 
     def _journal(self, ino: int, path: pathlib.Path, size: int) -> None:
         """The bytes of a clean journal against its note and those of its segments."""
-        note = self._execute("SELECT length, digest, lines, nuls FROM journal WHERE ino = ?", (ino,)).fetchone()
+        query = "SELECT length, digest, lines, nuls, durable FROM journal WHERE ino = ?"
+        note = self._execute(query, (ino,)).fetchone()
         if note is None:
             self._differs("note", ino, "a journal that is not dirty, but nothing is noted of it")
             return
-        length, digest, lines, nuls = note
-        if length != size:
-            self._differs("journal", ino, f"{length} bytes are noted, its live file {path} has {size}")
+        length, digest, lines, nuls, durable = note
+        if length != size or durable > size:
+            what = f"{length} bytes are noted, {durable} of them as durable"
+            self._differs("journal", ino, f"{what}, but its live file {path} has {size}")
             return
         digests, counts, has_nuls = _digested(path)
         if journal_digest(digests) != digest:

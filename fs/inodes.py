@@ -180,10 +180,17 @@ class Inodes:
 
     async def names_durable(self, inode: Inode) -> None:
         """Makes the row of an inode and the names that lead to it survive a power cut, unless they are known to."""
-        transaction = inode.transaction
+        await self.database.durable(self._names_transaction(inode))
+
+    def names_are_durable(self, inode: Inode) -> bool:
+        return self.database.synced >= self._names_transaction(inode)
+
+    def _names_transaction(self, inode: Inode) -> int:
+        """The last transaction that changed the row or a name that leads to it, as far as it is not known to be
+        durable."""
         if self.database.synced < self.database.committed or self.database.is_open:
-            transaction = max(transaction, self._path_transaction(inode))
-        await self.database.durable(transaction)
+            return max(inode.transaction, self._path_transaction(inode))
+        return inode.transaction
 
     def _path_transaction(self, inode: Inode) -> int:
         newest, pending, seen = 0, [inode.ino], set()

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mounting import Mount
+from mounting import Mount, wait_until
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class FaultyMount(Mount):
         self.reap()
 
     def start(self, *arguments: str) -> None:
-        """Returns when the mount answers, or when the daemon is no more (`died`): some faults strike that early."""
+        """Returns when the mount answers, or a fault that strikes that early has killed or stopped the daemon."""
         if not self.faults:
             super().start(*arguments)
             return
@@ -79,8 +80,9 @@ class FaultyMount(Mount):
                 start_new_session=True,
             )
         os.close(writing)
-        with open(reading, "rb") as pipe:
-            said = pipe.read()
+        with open(reading, "rb", buffering=0) as pipe:
+            wait_until(lambda: select.select([pipe], [], [], 0)[0] or self.stopped, "the mount")
+            said = b"" if self.stopped else pipe.read()
         assert said in (b"ready\n", b""), said
 
     @property
@@ -91,8 +93,11 @@ class FaultyMount(Mount):
     @property
     def stopped(self) -> bool:
         """Whether a fault, or somebody else, has stopped every thread of it: no system call is under way."""
-        pid = self.pid if self._daemon is None else self._daemon.pid
-        return all(state == "T" for state in thread_states(pid))
+        return set(thread_states(self.daemon_pid)) == {"T"}
+
+    @property
+    def daemon_pid(self) -> int:
+        return self.pid if self._daemon is None else self._daemon.pid
 
     def reap(self) -> int | None:
         """The exit code of a daemon that has ended, or ends now."""

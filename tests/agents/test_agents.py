@@ -99,7 +99,7 @@ def counted(mount: Mount) -> Count:
     def settled() -> bool:
         journals = mount.status()["journals"]
         seen.append(Count(journals["bytes_changed"], journals["rewrites_folded"]))
-        return len(seen) >= 3 and seen[-1] == seen[-2] == seen[-3]
+        return len(seen) >= 2 and seen[-1] == seen[-2]
 
     wait_until(settled, "a status that does not change")
     return seen[-1]
@@ -138,6 +138,9 @@ def test_journals_are_those_of_an_ordinary_filesystem(
     assert_the_run_was_not_empty(expected, server)
 
     after, total = counted(mount), witnessed(report)
+    mount.remount()
+    assert comparable(mounted) == actual
+
     changed_first = first["counted"].changed - before.changed
     changed = after.changed - before.changed
     # The first session only appends. Whatever it rewrote to do so, what changed is what is there now.
@@ -146,7 +149,8 @@ def test_journals_are_those_of_an_ordinary_filesystem(
     # Later an undo or an edit replaces a suffix: what it took away was once written, so the sum of what changed exceeds
     # what is left. It is at most what the witness saw, who compares prefixes only, and at least every byte there is.
     assert sizes(mounted) <= changed <= total
-    if version == "0.33.0":
+    if version == "0.33.0":  # writes in place only, so nothing but prefixes is kept: byte for byte what the witness saw
+        assert changed == total
         assert first["counted"].rewrites_folded > before.rewrites_folded
         assert after.rewrites_folded > first["counted"].rewrites_folded
 

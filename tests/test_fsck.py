@@ -1,0 +1,703 @@
+"""fsck: silent about what is right, loud about every kind of damage, and it touches nothing."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+from mounting import COMMAND, Mount, deltapool
+from processes import Child
+from trees import fill, namespace, untouched
+from typer.testing import CliRunner
+
+from deltapool.fs import consistency, fsck, state
+from deltapool.fs.cli import app
+from deltapool.fs.errors import StateError, UserError
+
+KINDS = set("namespace root dangling parent name links unreachable number type private symlink xattr".split()) | set(
+    "note missing changed size journal orphan undeclared".split()
+)
+
+
+class Volume(NamedTuple):
+    """A copy of a state folder that nobody holds, and its namespace, open for an editor."""
+
+    state: pathlib.Path
+    database: sqlite3.Connection
+
+    def run(self, statement: str, *values: object) -> None:
+        assert self.database.execute(statement, values).rowcount != 0, statement
+
+    def inode(self, path: str) -> int:
+        here = 1
+        for name in path.split("/"):
+            (here,) = self.database.execute(
+                """SELECT ino FROM dentry WHERE parent = ?1 AND name = ?2
+                UNION SELECT ino FROM private_dentry WHERE parent = ?1 AND name = ?2""",
+                (here, name.encode()),
+            ).fetchone()
+        return int(here)
+
+    def live(self, path: str) -> pathlib.Path:
+        inode = self.inode(path)
+        return self.state / "live" / f"{inode % 256:02x}" / str(inode)
+
+    def note_live(self) -> None:
+        """What is noted of live files fits them as they are now."""
+        for (inode,) in self.database.execute("SELECT ino FROM live").fetchall():
+            status = (self.state / "live" / f"{inode % 256:02x}" / str(inode)).stat()
+            values = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
+            self.database.execute("UPDATE live SET size = ?, mtime = ?, ctime = ? WHERE ino = ?", values)
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The state folder of a volume with some of everything in it, cleanly unmounted."""
+    base = tmp_path_factory.mktemp("pristine")
+    with Mount(base / "mount", base / "state") as mounted:
+        fill(mounted.path, random.Random(1))
+        mounted.stop()
+    return base / "state"
+
+
+@pytest.fixture
+def volume(pristine: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Volume]:
+    subprocess.run(["cp", "-a", "--sparse=always", "--reflink=auto", pristine, tmp_path / "copy"], check=True)
+    database = namespace(tmp_path / "copy")
+    volume = Volume(tmp_path / "copy", database)
+    volume.note_live()  # a copy has other ctimes
+    yield volume
+    database.close()
+
+
+def found(folder: pathlib.Path) -> list[tuple[str, int, str]]:
+    return [(each.kind, each.inode, each.path) for each in fsck.check(folder).findings]
+
+
+# What is right
+
+
+def test_a_used_volume_has_nothing_wrong_mounted_unmounted_and_killed(tmp_path: pathlib.Path) -> None:
+    with Mount(tmp_path / "mount", tmp_path / "state") as mounted:
+        fill(mounted.path, random.Random(1))
+        assert mounted.fsck() == []
+        mounted.stop()
+        assert found(mounted.state) == []
+        mounted.start()
+        (mounted.path / "second").mkdir()
+        fill(mounted.path / "second", random.Random(2))
+        mounted.kill()
+        result = fsck.check(mounted.state)
+        assert result.findings == []
+        assert result.in_flight["dirty"] > 10
+        mounted.start()
+        assert mounted.fsck() == []
+        shutil.rmtree(mounted.path / "second")
+        assert mounted.fsck() == []
+        mounted.stop()
+        assert found(mounted.state) == []
+
+
+def test_a_copy_of_a_state_folder_is_as_good(volume: Volume) -> None:
+    result = fsck.check(volume.state)
+    assert (result.findings, result.in_flight) == ([], {})
+    assert result.inodes == volume.database.execute("SELECT count(*) FROM inode").fetchone()[0] > 50
+    sizes = [path.stat().st_size for path in volume.state.glob("live/*/*")]
+    assert result.bytes == sum(sizes)
+
+
+def test_work_that_goes_on_is_not_damage(mount: Mount) -> None:
+    """Files are made, changed, renamed, removed, all the time, and fsck looks at them all the time."""
+
+    def work() -> None:
+        chance = random.Random(3)
+        for number in range(1_000_000):
+            name = f"{chance.randrange(20)}{chance.choice(['', '.jsonl', '.tmp'])}"
+            with open(name, chance.choice("wa")) as file:
+                file.write("x" * chance.randrange(5000) + "\n")
+            if number % 3 == 0:
+                os.rename(name, f"{chance.randrange(20)}.jsonl")
+            elif number % 7 == 0:
+                os.unlink(name)
+            elif number % 11 == 0:
+                os.truncate(name, chance.randrange(9000))
+
+    with Child(work, mount.path):
+        for _ in range(4):
+            assert found(mount.state) == []
+    assert mount.fsck() == []
+
+
+def test_a_journal_that_is_cut_and_stretched_is_noted_as_what_it_is(mount: Mount) -> None:
+    """Between two notes: segments that were full of lines are zeros afterwards."""
+    path = mount.path / "a.jsonl"
+    path.write_bytes(b"line\n" * 700_000)
+    assert mount.fsck() == []
+    with open(path, "r+b") as file:
+        file.truncate(1 << 19)
+        file.truncate(3 << 20)
+    assert mount.fsck() == []
+    assert mount.journals()[0]["lines"] == (1 << 19) // 5
+    mount.remount()
+    with open(path, "ab") as file:
+        file.write(b"line\n")
+    assert mount.fsck() == []
+
+
+def test_an_attribute_of_a_file_without_a_name_leaves_nothing_behind(mount: Mount) -> None:
+    (mount.path / "file").write_text("x")
+    os.setxattr(mount.path / "file", "user.old", b"1")
+    fd = os.open(mount.path / "file", os.O_RDWR)
+    os.unlink(mount.path / "file")
+    os.setxattr(fd, "user.new", b"2")
+    assert {name: os.getxattr(fd, name) for name in os.listxattr(fd)} == {"user.old": b"1", "user.new": b"2"}
+    os.removexattr(fd, "user.old")
+    assert os.listxattr(fd) == ["user.new"]
+    assert mount.fsck() == []
+    os.close(fd)
+
+
+def test_what_a_killed_daemon_left_is_in_flight_and_the_next_mount_deals_with_it(mount: Mount) -> None:
+    (mount.path / "file").write_bytes(b"old")
+    assert mount.fsck() == []
+    fd = os.open(mount.path / "file", os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, b"new")
+    mount.kill()
+    database = namespace(mount.state)
+    (next_ino,) = database.execute("SELECT value FROM meta WHERE key = 'next_ino'").fetchone()
+    database.execute("INSERT INTO grave VALUES (?)", (next_ino - 2,))
+    database.close()
+    for inode, content in ((next_ino - 2, "removed"), (next_ino - 1, ""), (next_ino, "lost"), (next_ino + 70, "lost")):
+        (mount.state / "live" / f"{inode % 256:02x}" / str(inode)).write_text(content)
+    result = fsck.check(mount.state)
+    assert result.findings == []
+    assert result.in_flight == {"dirty": 1, "new": 1, "grave": 1, "orphan": 3}
+    mount.start()
+    for number in range(100):
+        (mount.path / str(number)).write_text("its number is not taken")
+    assert mount.fsck() == []
+    mount.stop()
+    assert found(mount.state) == []
+    assert sorted(path.name for path in (mount.state / "lost").iterdir()) == [str(next_ino), str(next_ino + 70)]
+
+
+def test_it_touches_nothing(pristine: pathlib.Path, mount: Mount) -> None:
+    before = untouched(pristine)
+    assert found(pristine) == []
+    assert untouched(pristine) == before
+    (mount.path / "file").write_text("x")
+    mount.kill()
+    assert (mount.state / "namespace.db-wal").stat().st_size > 0
+    before = untouched(mount.state)
+    assert found(mount.state) == []
+    assert untouched(mount.state) == before
+
+
+def test_a_folder_that_was_never_mounted_is_right_and_one_without_its_namespace_is_not(
+    tmp_path: pathlib.Path, volume: Volume
+) -> None:
+    state.open_state(tmp_path / "fresh", "test").close()
+    assert found(tmp_path / "fresh") == []
+    (tmp_path / "fresh" / "namespace.db").touch()
+    assert found(tmp_path / "fresh") == []
+    (volume.state / "namespace.db").unlink()
+    kinds = {kind for kind, _, _ in found(volume.state)}
+    assert kinds == {"orphan"}
+
+
+def test_what_is_no_state_folder_is_refused(tmp_path: pathlib.Path, volume: Volume) -> None:
+    with pytest.raises(UserError, match="is no state folder"):
+        fsck.check(tmp_path)
+    with pytest.raises(UserError, match="is no state folder"):
+        fsck.check(tmp_path / "nowhere")
+    done = deltapool("fsck", "--state", tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (1, f"deltapool: {tmp_path} is no state folder: it has no state.json\n")
+    volume.run("PRAGMA user_version = 2")
+    with pytest.raises(StateError, match="format 2, of a newer deltapool"):
+        fsck.check(volume.state)
+
+
+# What is wrong
+
+Damage = Callable[[Volume], tuple[str, str | int, str]]
+DAMAGES: dict[str, Damage] = {}
+"""Each does its damage and tells which kind is to be found, the inode (or a path to it before), and the path."""
+
+
+def damage(function: Damage) -> Damage:
+    DAMAGES[function.__name__] = function
+    return function
+
+
+@damage
+def a_root_is_missing(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("DELETE FROM inode WHERE ino = 1")
+    return "root", 1, "."
+
+
+@damage
+def a_name_leads_nowhere(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE dentry SET ino = 77 WHERE ino = ?", volume.inode("plain"))
+    return "dangling", 77, "plain"
+
+
+@damage
+def a_private_name_leads_nowhere(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE private_dentry SET ino = 77 WHERE ino = ?", volume.inode(".cache/pip/wheel"))
+    return "dangling", 77, ".cache/pip/wheel"
+
+
+@damage
+def a_name_lies_in_a_file(volume: Volume) -> tuple[str, str | int, str]:
+    inode, parent = volume.inode("work/big.sum"), volume.inode("plain")
+    volume.run("UPDATE dentry SET parent = ? WHERE ino = ?", parent, inode)
+    return "parent", inode, "plain/big.sum"
+
+
+@damage
+def a_name_is_empty(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("UPDATE dentry SET name = x'' WHERE ino = ?", inode)
+    return "name", inode, "work/"
+
+
+@damage
+def a_name_holds_a_slash(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("UPDATE dentry SET name = CAST('../x' AS BLOB) WHERE ino = ?", inode)
+    return "name", inode, "work/../x"
+
+
+@damage
+def a_name_holds_a_nul(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("UPDATE dentry SET name = x'610062' WHERE ino = ?", inode)
+    return "name", inode, "work/a\0b"
+
+
+@damage
+def a_name_is_a_dot(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("UPDATE dentry SET name = x'2e' WHERE ino = ?", inode)
+    return "name", inode, "work/."
+
+
+@damage
+def a_name_is_too_long(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("UPDATE dentry SET name = ? WHERE ino = ?", b"n" * 256, inode)
+    return "name", inode, "work/" + "n" * 256
+
+
+@damage
+def a_name_is_a_text(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("UPDATE dentry SET name = 'text' WHERE ino = ?", inode)
+    return "name", inode, "work/text"
+
+
+@damage
+def a_name_is_in_both_tables(volume: Volume) -> tuple[str, str | int, str]:
+    inode, parent = volume.inode(".cache/pip/wheel"), volume.inode("work")
+    volume.run("UPDATE private_dentry SET parent = ?, name = CAST('big.sum' AS BLOB) WHERE ino = ?", parent, inode)
+    return "name", inode, "work/big.sum"
+
+
+@damage
+def an_id_is_in_both_tables(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode(".cache/pip/wheel")
+    volume.run("UPDATE private_dentry SET id = (SELECT max(id) FROM dentry) WHERE ino = ?", inode)
+    return "name", inode, ".cache/pip/wheel"
+
+
+@damage
+def nlink_of_a_file_is_wrong(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE inode SET nlink = 3 WHERE ino = ?", volume.inode("plain"))
+    return "links", "plain", "plain"
+
+
+@damage
+def an_inode_has_no_name(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("plain")
+    volume.run("DELETE FROM dentry WHERE ino = ?", inode)
+    return "links", inode, f"live/{inode % 256:02x}/{inode}"
+
+
+@damage
+def an_inode_has_no_name_and_knows_it(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE inode SET nlink = 0 WHERE ino = ?", volume.inode("plain"))
+    return an_inode_has_no_name(volume)
+
+
+@damage
+def nlink_of_a_directory_is_wrong(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE inode SET nlink = 2 WHERE ino = ?", volume.inode("work"))
+    return "links", "work", "work"
+
+
+@damage
+def a_directory_has_two_names(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/deep")
+    volume.run("INSERT INTO dentry VALUES (1 << 40, 1, CAST('second' AS BLOB), ?, 1)", inode)
+    return "links", inode, "work/deep"
+
+
+@damage
+def a_directory_lies_in_itself(volume: Volume) -> tuple[str, str | int, str]:
+    work, deep = volume.inode("work"), volume.inode("work/deep")
+    volume.run("UPDATE dentry SET parent = ? WHERE ino = ?", deep, work)
+    return "unreachable", deep, "?/work/deep"
+
+
+@damage
+def an_inode_number_is_still_to_come(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE meta SET value = ? WHERE key = 'next_ino'", volume.inode("work/big.sum"))
+    return "number", "work/big.sum", "work/big.sum"
+
+
+@damage
+def a_mode_is_none(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE inode SET mode = 7 WHERE ino = ?", volume.inode("fifo"))
+    return "type", "fifo", "fifo"
+
+
+@damage
+def a_class_is_none(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE inode SET class = 4 WHERE ino = ?", volume.inode("fifo"))
+    return "type", "fifo", "fifo"
+
+
+@damage
+def a_secret_has_a_name_that_travels(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode(".ssh/id_ed25519")
+    volume.run("INSERT INTO dentry SELECT *, 1 FROM private_dentry WHERE name = CAST('key' AS BLOB)")
+    volume.run("DELETE FROM private_dentry WHERE name = CAST('key' AS BLOB)")
+    return "private", inode, "work/key"
+
+
+@damage
+def work_has_no_name_that_travels(volume: Volume) -> tuple[str, str | int, str]:
+    inode = volume.inode("work/big.sum")
+    volume.run("INSERT INTO private_dentry SELECT id, parent, name, ino FROM dentry WHERE ino = ?", inode)
+    volume.run("DELETE FROM dentry WHERE ino = ?", inode)
+    return "private", inode, "work/big.sum"
+
+
+@damage
+def a_symlink_has_no_target(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("DELETE FROM symlink WHERE ino = ?", volume.inode("logs/link"))
+    return "symlink", "logs/link", "logs/link"
+
+
+@damage
+def a_file_has_a_target(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO symlink VALUES (?, x'61', 1)", volume.inode("plain"))
+    return "symlink", "plain", "plain"
+
+
+@damage
+def an_attribute_has_no_inode(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO xattr VALUES (777, CAST('user.a' AS BLOB), x'', 1)")
+    return "xattr", 777, "live/09/777"
+
+
+@damage
+def an_attribute_is_not_the_users(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO xattr VALUES (?, CAST('security.a' AS BLOB), x'', 1)", volume.inode("plain"))
+    return "xattr", "plain", "plain"
+
+
+@damage
+def a_directory_is_dirty(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO dirty VALUES (?, 1)", volume.inode("work"))
+    return "note", "work", "work"
+
+
+@damage
+def work_is_noted_as_a_journal(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO segment VALUES (?, 0, x'', 0)", volume.inode("plain"))
+    return "note", "plain", "plain"
+
+
+@damage
+def a_living_file_has_a_grave(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO grave VALUES (?)", volume.inode("plain"))
+    return "note", "plain", "plain"
+
+
+@damage
+def nothing_is_noted_of_a_live_file(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("DELETE FROM live WHERE ino = ?", volume.inode("plain"))
+    return "note", "plain", "plain"
+
+
+@damage
+def nothing_is_noted_of_a_journal(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("DELETE FROM journal WHERE ino = ?", volume.inode("logs/short.jsonl"))
+    return "note", "logs/short.jsonl", "logs/short.jsonl"
+
+
+@damage
+def a_live_file_is_missing(volume: Volume) -> tuple[str, str | int, str]:
+    volume.live("plain").unlink()
+    return "missing", "plain", "plain"
+
+
+@damage
+def the_live_file_of_a_dirty_inode_is_missing(volume: Volume) -> tuple[str, str | int, str]:
+    """After a clean end there is no reason for it."""
+    volume.run("INSERT INTO dirty VALUES (?, 1)", volume.inode("plain"))
+    return a_live_file_is_missing(volume)
+
+
+@damage
+def a_live_file_has_grown(volume: Volume) -> tuple[str, str | int, str]:
+    with open(volume.live("plain"), "ab") as file:
+        file.write(b"more")
+    return "changed", "plain", "plain"
+
+
+@damage
+def a_live_file_was_changed_and_its_mtime_set_back(volume: Volume) -> tuple[str, str | int, str]:
+    live = volume.live("work/big")
+    mtime = live.stat().st_mtime_ns
+    with open(live, "r+b") as file:
+        file.write(b"other")
+    os.utime(live, ns=(mtime, mtime))
+    return "changed", "work/big", "work/big"
+
+
+@damage
+def a_live_file_is_a_symlink(volume: Volume) -> tuple[str, str | int, str]:
+    live = volume.live("plain")
+    live.rename(volume.state.parent / "elsewhere")
+    live.symlink_to(volume.state.parent / "elsewhere")
+    return "undeclared", 0, str(live.relative_to(volume.state))
+
+
+@damage
+def a_size_is_wrong(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE inode SET size = size + 1 WHERE ino = ?", volume.inode("plain"))
+    return "size", "plain", "plain"
+
+
+@damage
+def a_bit_of_a_journal_has_flipped(volume: Volume) -> tuple[str, str | int, str]:
+    with open(volume.live("logs/short.jsonl"), "r+b") as file:
+        file.write(b"\xfb")
+    volume.note_live()
+    return "journal", "logs/short.jsonl", "logs/short.jsonl"
+
+
+@damage
+def a_journal_is_longer_than_noted(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE journal SET length = length - 1 WHERE ino = ?", volume.inode("logs/short.jsonl"))
+    return "journal", "logs/short.jsonl", "logs/short.jsonl"
+
+
+@damage
+def lines_are_miscounted(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE journal SET lines = lines + 1 WHERE ino = ?", volume.inode("logs/short.jsonl"))
+    return "journal", "logs/short.jsonl", "logs/short.jsonl"
+
+
+@damage
+def nuls_are_not_noted(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE journal SET nuls = 0 WHERE ino = ?", volume.inode("logs/nuls.jsonl"))
+    return "journal", "logs/nuls.jsonl", "logs/nuls.jsonl"
+
+
+@damage
+def a_hole_is_not_noted(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE journal SET nuls = 0 WHERE ino = ?", volume.inode("logs/stretched.jsonl"))
+    return "journal", "logs/stretched.jsonl", "logs/stretched.jsonl"
+
+
+@damage
+def a_segment_is_another(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("UPDATE segment SET digest = zeroblob(16) WHERE ino = ?", volume.inode("logs/long.jsonl"))
+    return "journal", "logs/long.jsonl", "logs/long.jsonl"
+
+
+@damage
+def a_segment_is_too_much(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("INSERT INTO segment VALUES (?, 0, zeroblob(16), 0)", volume.inode("logs/short.jsonl"))
+    return "journal", "logs/short.jsonl", "logs/short.jsonl"
+
+
+@damage
+def a_live_file_has_no_inode(volume: Volume) -> tuple[str, str | int, str]:
+    (volume.state / "live" / "09" / "777").write_text("whose?")
+    return "orphan", 777, "live/09/777"
+
+
+@damage
+def a_directory_has_a_live_file(volume: Volume) -> tuple[str, str | int, str]:
+    live = volume.live("work")
+    live.write_text("what?")
+    return "orphan", "work", str(live.relative_to(volume.state))
+
+
+@damage
+def a_rewrite_is_left_of_nothing(volume: Volume) -> tuple[str, str | int, str]:
+    live = volume.live("plain")
+    live.with_name(f"{live.name}.new").write_text("what?")
+    return "orphan", "plain", f"{live.relative_to(volume.state)}.new"
+
+
+@damage
+def a_live_file_is_in_the_wrong_folder(volume: Volume) -> tuple[str, str | int, str]:
+    (volume.state / "live" / "08" / "777").write_text("whose?")
+    return "undeclared", 777, "live/08/777"
+
+
+@damage
+def a_file_is_not_ours(volume: Volume) -> tuple[str, str | int, str]:
+    (volume.state / "live" / "08" / "notes.txt").write_text("mine")
+    return "undeclared", 0, "live/08/notes.txt"
+
+
+@damage
+def a_folder_is_not_ours(volume: Volume) -> tuple[str, str | int, str]:
+    (volume.state / "backup").mkdir()
+    return "undeclared", 0, "backup"
+
+
+@damage
+def a_page_is_garbage(volume: Volume) -> tuple[str, str | int, str]:
+    (page,) = volume.database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'dentry_ino'").fetchone()
+    volume.database.close()
+    with open(volume.state / "namespace.db", "r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    return "namespace", 0, "namespace.db"
+
+
+@damage
+def an_index_lacks_a_row(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("CREATE TABLE other(parent, id)")
+    volume.run("PRAGMA writable_schema = 1")
+    volume.run("UPDATE sqlite_master SET tbl_name = 'dentry' WHERE name = 'other'")
+    volume.database.execute("DROP INDEX dentry_order")
+    volume.run("INSERT INTO sqlite_master SELECT 'index', 'dentry_order', 'dentry', rootpage, "
+               "'CREATE INDEX dentry_order ON dentry(parent, id)' FROM sqlite_master WHERE name = 'other'")  # fmt: skip
+    return "namespace", 0, "namespace.db"
+
+
+@damage
+def a_namespace_is_cut_off(volume: Volume) -> tuple[str, str | int, str]:
+    volume.database.close()
+    os.truncate(volume.state / "namespace.db", 5 * 4096 + 17)
+    return "namespace", 0, "namespace.db"
+
+
+@damage
+def a_namespace_is_something_else(volume: Volume) -> tuple[str, str | int, str]:
+    volume.database.close()
+    (volume.state / "namespace.db").write_bytes(b"something else" * 1000)
+    return "namespace", 0, "namespace.db"
+
+
+@damage
+def a_table_is_missing(volume: Volume) -> tuple[str, str | int, str]:
+    volume.run("DROP TABLE grave")
+    return "namespace", 0, "namespace.db"
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found(name: str, volume: Volume) -> None:
+    try:
+        paths = {path: volume.inode(path) for path in ("plain", "fifo", "work", "logs/link")}
+        paths |= {path: volume.inode(path) for path in ("work/big", "work/big.sum", "logs/long.jsonl")}
+        paths |= {f"logs/{each}.jsonl": volume.inode(f"logs/{each}.jsonl") for each in ("short", "nuls", "stretched")}
+    finally:
+        kind, where, path = DAMAGES[name](volume)
+    inode = paths[where] if isinstance(where, str) else where
+    before = untouched(volume.state)
+    done = CliRunner().invoke(app, ["fsck", "--state", str(volume.state), "--json"])
+    assert done.exit_code == 1, done.output
+    wrong = json.loads(done.stdout)["wrong"]
+    assert (kind, inode, path) in [(each["kind"], each["inode"], each["path"]) for each in wrong]
+    assert {each["kind"] for each in wrong} <= KINDS
+    assert untouched(volume.state) == before
+
+
+def test_there_is_a_damage_for_every_kind_and_every_rule() -> None:
+    """A rule without one could be a query that never finds anything."""
+    documented = set(fsck.__doc__.split("Kinds of finding:")[1].split("`")[1::2])  # type: ignore[union-attr]
+    assert documented == KINDS
+    assert {rule.kind for rule in consistency.RULES} <= KINDS
+    assert len(DAMAGES) >= len(consistency.RULES) + len(KINDS - {rule.kind for rule in consistency.RULES})
+
+
+def test_a_message_names_path_and_inode(volume: Volume) -> None:
+    inode = volume.inode("plain")
+    volume.live("plain").unlink()
+    done = deltapool("fsck", "--state", volume.state, check=False)
+    assert done.returncode == 1
+    first, last = done.stdout.splitlines()
+    live = f"{volume.state}/live/{inode % 256:02x}/{inode}"
+    assert first == f"missing: inode {inode}, plain: its live file {live} is missing"
+    assert last.endswith(": 1 wrong")
+
+
+def test_names_are_shown_so_that_a_terminal_stays_whole(volume: Volume) -> None:
+    for name in (b"new\nline", b"\xff\xfe no utf-8"):
+        volume.run("UPDATE inode SET nlink = 5 WHERE ino = (SELECT ino FROM dentry WHERE name = ?)", name)
+    done = deltapool("fsck", "--state", volume.state, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert len(done.stdout.splitlines()) == 3
+    assert r"new\nline" in done.stdout
+    assert r"\xff\xfe no utf-8" in done.stdout
+
+
+def test_damage_under_a_running_mount_is_found(mount: Mount) -> None:
+    for name in ("a", "b.jsonl"):
+        (mount.path / name).write_text("content\n")
+    inode = (mount.path / "a").stat().st_ino
+    assert mount.fsck() == []
+    (mount.state / "live" / f"{inode % 256:02x}" / str(inode)).unlink()
+    (mount.state / "live" / "09" / "777").write_text("whose?")
+    (mount.state / "stray").touch()
+    done = deltapool("fsck", mount.path, "--json", check=False)
+    assert done.returncode == 1
+    assert sorted((each["kind"], each["inode"], each["path"]) for each in json.loads(done.stdout)["wrong"]) == [
+        ("missing", inode, "a"),
+        ("orphan", 777, "live/09/777"),
+        ("undeclared", 0, "stray"),
+    ]
+
+
+def test_a_mount_that_has_failed_is_checked_all_the_same(mount: Mount) -> None:
+    """It does not flush any more, and what was clean is compared."""
+    (mount.path / "clean").write_text("x")
+    assert mount.fsck() == []
+    before = time.monotonic()
+    script = f"""
+import sys, deltapool.fs.fsck as fsck, deltapool.fs.control as control, pathlib
+asked, real = [], control.call
+def call(folder, command, *rest):
+    asked.append(command)
+    answer = real(folder, command, *rest)
+    return answer | {{"read_only": "a disk failed"}} if command == "status" else answer
+control.call = call
+print(fsck.check(pathlib.Path({str(mount.state)!r})).findings, asked)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] ['status']\n"
+    assert time.monotonic() - before < fsck.ANSWER_SECONDS
+
+
+def test_the_command_explains_itself() -> None:
+    done = subprocess.run([*COMMAND, "fsck", "--help"], capture_output=True, text=True, check=True)
+    assert "Example: deltapool fsck" in done.stdout
+    done = subprocess.run([*COMMAND, "fsck"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "give DIR or --state" in done.stderr) == (2, True)

@@ -1,0 +1,286 @@
+"""The power goes. What was not synced is gone with it, and everything that was promised is there.
+
+The state folder lies on a disk of its own (`loopdisk`). The cut comes at a random instant, or at a step of the daemon
+chosen by chance: everything is stopped, the disk is copied as it is, the copy is mounted and recovered, and goes on to
+the next cut. Before a cut, single files of the state folder are written back, as the kernel may do at any time.
+`--crash-rounds N` says how many cuts, `--seed` which.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+from crashing import HURRIED, Load, cut, some_step, without_inodes
+from faults import Fault, FaultyMount
+from loopdisk import LoopDisk, unavailable, write_back
+from mounting import wait_until
+from promises import Found
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
+]
+
+
+@pytest.fixture
+def disk(tmp_path: pathlib.Path) -> Iterator[LoopDisk]:
+    with LoopDisk(tmp_path / "disk.image", tmp_path / "disk") as made:
+        yield made
+
+
+class Machine:
+    """A mount on a disk, and the power that it hangs on."""
+
+    def __init__(self, folder: pathlib.Path, disk: LoopDisk) -> None:
+        self.folder = folder
+        self.disk = disk
+        self.cuts = 0
+        self.mount = self._mount(None)
+
+    def _mount(self, config: str | None) -> FaultyMount:
+        return FaultyMount(self.folder / "mount", self.disk.path / "state", config)
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.mount.path
+
+    def start(self, *faults: Fault, config: str | None = None) -> None:
+        self.mount = self._mount(config)
+        self.mount.faults = list(faults)
+        self.mount.start()
+
+    def cut(self) -> None:
+        """The power goes and comes back. Nothing is mounted yet."""
+        self.cuts += 1
+        self.disk = cut(self.mount, self.disk, self.folder, f"disk{self.cuts}")
+        self.mount = self._mount(None)
+
+    def live_file(self, path: pathlib.Path) -> pathlib.Path:
+        number = path.stat().st_ino
+        return self.mount.state / "live" / f"{number % 256:02x}" / str(number)
+
+    def write_back_names(self) -> None:
+        """The namespace's log gets to the disk although nobody asked for it."""
+        write_back(self.mount.state / "namespace.db-wal")
+
+    def clear(self) -> None:
+        with self.mount:
+            pass
+        self.disk.detach()
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path, disk: LoopDisk) -> Iterator[Machine]:
+    made = Machine(tmp_path, disk)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.clear()
+
+
+def test_the_cut_takes_what_was_not_synced_and_nothing_else(disk: LoopDisk, tmp_path: pathlib.Path) -> None:
+    """Else none of the tests here would mean anything."""
+    for name in ("synced", "not synced"):
+        (disk.path / name).write_bytes(bytes(10_000))
+    write_back(disk.path / "synced")
+    with disk.cut(tmp_path / "copy.image", tmp_path / "copy") as copy:
+        assert (copy.path / "synced").read_bytes() == bytes(10_000)
+        lost = copy.path / "not synced"
+        assert not lost.exists() or lost.stat().st_size == 0
+
+
+@pytest.mark.timeout(3600)
+def test_what_was_promised_is_there_after_a_power_cut_at_any_instant(
+    machine: Machine, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+) -> None:
+    kept: list[tuple[Load, list[Found]]] = []
+    armed = tmp_path / "armed"
+    for number in range(request.config.getoption("--crash-rounds")):
+        name = f"{request.config.getoption('--seed')} power {number}"
+        chance = random.Random(name)
+        load = Load(tmp_path, [f"{name} {worker}" for worker in range(2)])
+        try:
+            _run_until_the_cut(machine, load, chance, armed)
+            machine.cut()
+            load.end()
+        finally:
+            load.clear()
+        if chance.random() < 0.3:  # and goes again, during recovery
+            machine.start(dataclasses.replace(some_step(chance, "stop"), nth=chance.randrange(1, 8)))
+            machine.cut()
+        rescued = tmp_path / f"rescued{number}"
+        assert machine.mount.fsck() == [], name
+        machine.mount.rescue(rescued)
+        machine.start(some_step(chance, "stop", armed), config=chance.choice((None, HURRIED)))
+        kept.append((load, load.judge(machine.path, killed=False)))
+        assert without_inodes(kept[-1][1]) == without_inodes(load.found(rescued)), f"{name}: rescue has another tree"
+        for earlier, found in kept:
+            assert earlier.found(machine.path) == found, f"{name}: what a cut had left changed later"
+        assert machine.mount.fsck() == [], name
+
+
+def _run_until_the_cut(machine: Machine, load: Load, chance: random.Random, armed: pathlib.Path) -> None:
+    """Returns when the power is to go: at a step of the daemon, else after some operations."""
+    armed.unlink(missing_ok=True)
+    load.start(machine.mount)
+    end, operations = chance.randrange(20, 800), 0
+    if chance.random() < 0.5:
+        armed.touch()
+    while operations < end and not machine.mount.stopped:
+        operations += chance.randrange(1, 150)
+        wait_until(lambda: machine.mount.stopped or load.ended or load.operations >= operations, str(load.seeds))
+        if not machine.mount.stopped and chance.random() < 0.7:
+            _write_something_back(machine, chance)
+
+
+def _write_something_back(machine: Machine, chance: random.Random) -> None:
+    if chance.random() < 0.3:
+        machine.write_back_names()
+        return
+    files = sorted(path for path in (machine.mount.state / "live").glob("*/*"))
+    if files:
+        write_back(chance.choice(files))
+
+
+def test_fsync_of_a_file_keeps_the_names_that_lead_to_it(machine: Machine) -> None:
+    deep = machine.path / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    _sync(_written(deep / "file", b"bytes"))
+    os.link(deep / "file", machine.path / "a" / "other name")
+    (machine.path / "a").rename(machine.path / "A")
+    _sync(machine.path / "A" / "b" / "c" / "file")
+    machine.cut()
+    machine.start()
+    assert (machine.path / "A" / "b" / "c" / "file").read_bytes() == b"bytes"
+    assert (machine.path / "A" / "other name").stat().st_nlink == 2
+    assert not (machine.path / "a").exists()
+
+
+def test_fsync_of_a_directory_keeps_its_entries(machine: Machine) -> None:
+    (machine.path / "d").mkdir()
+    _sync(_written(machine.path / "d" / "old", b"x"))
+    (machine.path / "d" / "old").rename(machine.path / "d" / "new")
+    (machine.path / "d" / "link").symlink_to("new")
+    _sync(machine.path / "d")
+    machine.cut()
+    machine.start()
+    assert sorted(os.listdir(machine.path / "d")) == ["link", "new"]
+    assert (machine.path / "d" / "link").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("how", ["rename", "rewrite"])
+def test_a_file_replaced_without_fsync_is_whole_although_another_ones_fsync_came_between(
+    machine: Machine, how: str
+) -> None:
+    old, new = b"old " * 20_000, b"new " * 30_000
+    target = machine.path / "target"
+    _sync(_written(target, old))
+    if how == "rename":
+        _written(machine.path / "temporary", new).rename(target)
+    else:
+        target.write_bytes(new)
+    _sync(_written(machine.path / "another", b"x"))
+    machine.cut()
+    machine.start()
+    assert target.read_bytes() in (old, new)
+    assert (machine.path / "another").read_bytes() == b"x"
+
+
+def test_a_file_whose_rewrite_is_not_finished_is_the_old_one(machine: Machine) -> None:
+    old = b"old " * 20_000
+    _sync(_written(machine.path / "target", old))
+    with open(machine.path / "target", "wb", buffering=0) as file:
+        file.write(b"half of the new")
+        for number in range(20):  # each lets the background work run
+            _sync(_written(machine.path / f"other{number}", b"x"))
+            (machine.path / f"other{number}").write_bytes(b"rewritten")
+        machine.cut()
+    machine.start()
+    assert (machine.path / "target").read_bytes() == old
+
+
+def test_everything_is_there_when_the_power_goes_after_umount_returned(machine: Machine) -> None:
+    for number in range(50):
+        _written(machine.path / f"file{number}", b"%d" % number * 1000)
+        _written(machine.path / f"journal{number}.jsonl", b'{"n": %d}\n' % number)
+    (machine.path / "file0").write_bytes(b"rewritten")
+    (machine.path / "file1").unlink()
+    machine.mount.stop()
+    copy = machine.disk.cut(machine.folder / "copy.image", machine.folder / "copy")
+    machine.disk.detach()
+    machine.disk = copy
+    copy.attach()
+    machine.start()
+    assert machine.mount.status()["recovery"] | {"clean": True} == machine.mount.status()["recovery"]
+    assert (machine.path / "file0").read_bytes() == b"rewritten"
+    for number in range(2, 50):
+        assert (machine.path / f"file{number}").read_bytes() == b"%d" % number * 1000
+        assert (machine.path / f"journal{number}.jsonl").read_bytes() == b'{"n": %d}\n' % number
+    assert not (machine.path / "file1").exists()
+    assert machine.mount.fsck() == []
+
+
+def test_what_was_renamed_before_a_kill_is_kept_by_an_fsync_after_it(machine: Machine) -> None:
+    """The new daemon must not believe that what it finds in the log is on the disk."""
+    _sync(_written(machine.path / "old", b"x"))
+    machine.mount.remount()
+    (machine.path / "old").rename(machine.path / "new")
+    _commit(machine, "new", exists=True)
+    machine.mount.crash()
+    _sync(machine.path / "new")
+    machine.cut()
+    machine.start()
+    assert os.listdir(machine.path) == ["new"]
+
+
+def test_bytes_go_only_after_the_removal_of_their_name_is_durable_also_after_a_kill(machine: Machine) -> None:
+    _sync(_written(machine.path / "file", b"bytes"))
+    machine.mount.remount()
+    held = os.open(machine.path / "file", os.O_RDONLY)  # nobody may free the bytes yet
+    (machine.path / "file").unlink()
+    _commit(machine, "file", exists=False)
+    machine.mount.crash()  # recovery finds a removal, and frees
+    os.close(held)
+    write_back(machine.mount.state / "live")  # the folders, not the namespace's log
+    machine.cut()
+    machine.start()
+    assert not (machine.path / "file").exists() or (machine.path / "file").read_bytes() == b"bytes"
+    assert machine.mount.fsck() == []
+
+
+def test_numbers_of_inodes_that_the_cut_took_are_not_given_to_others(machine: Machine) -> None:
+    """Their bytes may have reached the disk although their names did not."""
+    _written(machine.path / "lost", b"bytes without a name")
+    write_back(machine.live_file(machine.path / "lost"))
+    number = (machine.path / "lost").stat().st_ino
+    machine.cut()
+    machine.start()
+    made = [_written(machine.path / f"new{each}", b"new") for each in range(5)]
+    assert number not in [path.stat().st_ino for path in made]
+    assert {path.read_bytes() for path in made} == {b"new"}
+    wait_until(lambda: machine.mount.status()["audit"]["done"], "the end of the audit")
+    assert machine.mount.fsck() == []
+
+
+def _written(path: pathlib.Path, content: bytes) -> pathlib.Path:
+    path.write_bytes(content)
+    return path
+
+
+def _sync(path: pathlib.Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def _commit(machine: Machine, name: str, *, exists: bool) -> None:
+    """Waits until what was acknowledged is committed. Nothing of it need be on the disk."""
+    query = "SELECT count(*) FROM dentry WHERE name = ?"
+    with contextlib.closing(sqlite3.connect(f"file:{machine.mount.state}/namespace.db?mode=ro", uri=True)) as reader:
+        wait_until(lambda: reader.execute(query, (name.encode(),)).fetchone() == (int(exists),), f"a commit of {name}")
