@@ -16,6 +16,7 @@ from deltapool.fs.errors import UserError
 
 ANSWER_SECONDS = 60.0
 END_SECONDS = 120.0
+DETACHED_SECONDS = 2.0  # a detached mount ends when its users let go: that is not waited for
 
 app = typer.Typer(
     name="deltapool",
@@ -88,9 +89,9 @@ def umount(
     """Unmount cleanly: nothing that was written is lost. A busy mount names who is using it."""
     mounted = _mounted(directory)
     pid = state.holder(mounted.state)
-    unmount.unmount(mounted, force=force)
-    if pid and not unmount.wait_for_end(pid, END_SECONDS):
-        if not force:
+    detached = unmount.unmount(mounted, force=force)
+    if pid and not unmount.wait_for_end(pid, DETACHED_SECONDS if detached else END_SECONDS):
+        if not detached:
             raise UserError(f"{directory} is unmounted, but pid {pid} is still making it durable: wait for its end")
         print(f"deltapool: {directory} is detached; pid {pid} serves it until its users let go", file=sys.stderr)
 

@@ -29,6 +29,7 @@ from deltapool.fs.tags import Tags
 
 NAME_BYTES_MAX = 255
 LINKS_MAX = 65_000
+LINKS_MANY = 32  # with more names than this, an inode's class is not decided anew over all of them for a plain one
 SYNC_TRIES = 3
 
 
@@ -121,9 +122,11 @@ class Names:
         self._check_free(directory, name)
         self.files.end_hold(inode)
         now = self.inodes.clock.now_ns()
+        name_class = self.inodes.name_class(parent, name, False)
         with self.database.operation():
-            self.namespace.add_name(parent, name, ino, False)
-            self._decide_class(inode)
+            self.namespace.add_name(parent, name, ino, self.inodes.is_private(name_class, inode.file_class))
+            if inode.nlink <= LINKS_MANY or combine((inode.file_class, name_class)) != inode.file_class:
+                self._decide_class(inode)
             inode.nlink += 1
             inode.ctime_ns = now
             self.namespace.touch(inode)
@@ -163,7 +166,9 @@ class Names:
         operation."""
         inode.ctime_ns = now
         if inode.nlink > 1 and not inode.is_directory:
-            self._decide_class(inode)
+            plain = inode.file_class == FileClass.WORK and not self.namespace.has_private_name(inode.ino)
+            if inode.nlink <= LINKS_MANY or not plain:
+                self._decide_class(inode)
             inode.nlink -= 1
             self.namespace.touch(inode)
             return

@@ -226,6 +226,9 @@ class Namespace:
         rows = self._execute(f"{part.format('dentry')} UNION ALL {part.format('private_dentry')}", (ino,))
         return [Name(*row) for row in rows]
 
+    def has_private_name(self, ino: Ino) -> bool:
+        return bool(self._execute("SELECT EXISTS(SELECT 1 FROM private_dentry WHERE ino = ?)", (ino,)).get)
+
     def first_name(self, ino: Ino) -> Name | None:
         row = self._execute("SELECT id, parent, name, ino FROM dentry WHERE ino = ? LIMIT 1", (ino,)).fetchone()
         row = (

@@ -94,20 +94,20 @@ def fusermount(*arguments: str) -> str | None:
     return None if done.returncode == 0 else done.stderr.strip() or f"exit {done.returncode}"
 
 
-def unmount(mounted: Mounted, *, force: bool) -> None:
-    """Writes back and unmounts. Raises UserError, with the holders, if it is busy; with `force` it is detached and
-    served until they let go."""
+def unmount(mounted: Mounted, *, force: bool) -> bool:
+    """Writes back and unmounts. Raises UserError, with the holders, if it is busy; with `force` it is then detached,
+    and served until they let go. Returns whether it was detached only."""
     if answers(mounted.mountpoint):
         write_back(mounted.mountpoint)
     complaint = fusermount("-u", str(mounted.mountpoint))
     if complaint is None:
-        return
+        return False
     found = holders(mounted.mountpoint)
     if force:
         complaint = fusermount("-uz", str(mounted.mountpoint))
         if complaint is not None:
             raise UserError(f"{mounted.mountpoint} could not be detached: {complaint}")
-        return
+        return True
     if not found:
         raise UserError(f"{mounted.mountpoint} could not be unmounted: {complaint}")
     shown = "\n".join(f"  pid {each.pid} ({each.program}): {each.what}" for each in found[:HOLDERS_SHOWN])

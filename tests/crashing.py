@@ -123,7 +123,7 @@ def without_inodes(found: list[Found]) -> list[dict[str, tuple[object, ...]]]:
 
 def stop(mount: FaultyMount) -> None:
     """Every thread of the daemon is stopped, none of them in a system call."""
-    os.kill(mount.daemon_pid, signal.SIGSTOP)
+    os.kill(mount.pid, signal.SIGSTOP)
     wait_until(lambda: mount.stopped, "a stop of the daemon")
 
 

@@ -1,7 +1,7 @@
 """A daemon with faults: the real one, in which the n-th call of some function dies, stops, fails, waits or lies.
 
-`FaultyMount` mounts with a list of `Fault`. This module is also the program that it starts: it wraps the functions and
-then runs the command line as always. So every step that the daemon takes can be the one at which it is killed or the
+`FaultyMount` mounts with some `Fault`s. This module is also the program that it starts: it wraps the functions and then
+serves as always. So every step that the daemon takes can be the one at which it is killed or the
 power goes, and every system call the one that fails.
 """
 
@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mounting import Mount, wait_until
+from mounting import Mount, is_mounted, wait_until
+
+from deltapool.fs import control, fsck, unmount
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,38 +42,31 @@ class Fault:
 
 
 class FaultyMount(Mount):
-    """A mount whose daemon has `faults`, unless `start` is called without any."""
+    """A mount whose daemon has `faults`. It is started, asked and unmounted without the command line, which is faster.
 
-    def __init__(self, path: pathlib.Path, state: pathlib.Path, config: str | None = None) -> None:
+    `boot`, if given, is what the daemon takes for the id of this boot of the machine."""
+
+    def __init__(self, path: pathlib.Path, state: pathlib.Path, config: str | None = None, *faults: Fault) -> None:
         super().__init__(path, state, config)
-        self.faults: list[Fault] = []
+        self.faults = faults
+        self.boot: str | None = None
         self._daemon: subprocess.Popen[bytes] | None = None
-
-    def __exit__(self, *details: object) -> None:
-        if self._daemon is not None and self._daemon.poll() is None:
-            self._daemon.send_signal(signal.SIGCONT)
-        super().__exit__(*details)
-        if self._daemon is not None:
-            self._daemon.kill()
-        self.reap()
 
     def start(self, *arguments: str) -> None:
         """Returns when the mount answers, or a fault that strikes that early has killed or stopped the daemon."""
-        if not self.faults:
-            super().start(*arguments)
-            return
-        self.path.mkdir(exist_ok=True)
-        self.state.mkdir(exist_ok=True, mode=0o700)
-        (self.state / "log").mkdir(exist_ok=True)
+        assert not arguments
+        for folder in (self.path, self.state, self.state / "log"):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        request = {"mountpoint": str(self.path), "folder": str(self.state), "volume": "test", "config": None}
         if self.config is not None:
             self._config_file.write_text(self.config)
-            arguments = (*arguments, "--config", str(self._config_file))
+            request["config"] = str(self._config_file)
         reading, writing = os.pipe()
-        spec = json.dumps([dataclasses.asdict(each) for each in self.faults])
-        words = [spec, "mount", self.path, "--state", self.state, "--volume", "test", "--ready-fd", str(writing)]
+        told = {"request": request, "boot": self.boot, "ready_fd": writing}
+        told["faults"] = [dataclasses.asdict(each) for each in self.faults]
         with open(self.state / "log" / "deltapool.log", "ab") as log:
             self._daemon = subprocess.Popen(
-                [sys.executable, __file__, *map(str, words), *arguments],
+                [sys.executable, __file__, json.dumps(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -83,37 +78,60 @@ class FaultyMount(Mount):
         with open(reading, "rb", buffering=0) as pipe:
             wait_until(lambda: select.select([pipe], [], [], 0)[0] or self.stopped, "the mount")
             said = b"" if self.stopped else pipe.read()
-        assert said in (b"ready\n", b""), said
+        if said != b"ready\n" and not self.stopped and self.reap() != -signal.SIGKILL:
+            raise AssertionError(f"{said.decode()}\n{self.log()}")
 
-    @property
-    def died(self) -> bool:
-        """Whether a fault has killed it."""
-        return self._daemon is not None and self._daemon.poll() == -signal.SIGKILL
+    def stop(self) -> None:
+        """A clean unmount; fails the test unless it is one."""
+        code = self.unmount()
+        assert code == 0, f"exit {code}\n{self.log()}"
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a fault, or somebody else, has stopped every thread of it: no system call is under way."""
-        return set(thread_states(self.daemon_pid)) == {"T"}
-
-    @property
-    def daemon_pid(self) -> int:
-        return self.pid if self._daemon is None else self._daemon.pid
-
-    def reap(self) -> int | None:
-        """The exit code of a daemon that has ended, or ends now."""
-        if self._daemon is None:
-            return None
-        code = self._daemon.wait(timeout=60)
-        self._daemon = None
-        return code
+    def unmount(self) -> int:
+        """Unmounts. The exit code of the daemon, negative if a fault has killed it."""
+        mounted = unmount.mounted_at(self.path)
+        assert mounted is not None
+        unmount.unmount(mounted, force=False)
+        return self.reap()
 
     def kill(self) -> None:
         if self._daemon is not None:
             self._daemon.kill()
             self.reap()
-            subprocess.run(["fusermount3", "-uz", str(self.path)], capture_output=True, check=False)
-        else:
-            super().kill()
+        subprocess.run(["fusermount3", "-uz", str(self.path)], capture_output=True, check=False)
+
+    def clear(self) -> None:
+        self.kill()
+        while is_mounted(self.path):
+            subprocess.run(["fusermount3", "-uz", str(self.path)], capture_output=True, check=True)
+
+    def reap(self) -> int:
+        """The exit code of the daemon, which has ended or is about to."""
+        assert self._daemon is not None
+        code = self._daemon.wait(timeout=60)
+        self._daemon = None
+        return code
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = control.call(self.state, "status", 60)
+        return answer
+
+    def fsck(self) -> list[dict[str, Any]]:
+        return [finding.as_dict() for finding in fsck.check(self.state).findings]
+
+    @property
+    def pid(self) -> int:
+        assert self._daemon is not None
+        return self._daemon.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has, or a fault has killed it."""
+        return self._daemon is None or self._daemon.poll() is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a fault, or somebody else, has stopped every thread of it: no system call is under way."""
+        return not self.ended and set(thread_states(self.pid)) == {"T"}
 
 
 def thread_states(pid: int) -> list[str]:
@@ -195,11 +213,16 @@ def _inject(fault: Fault) -> None:
 
 
 def main() -> None:
-    from deltapool.fs import cli
+    from deltapool.fs import launch, recover
 
-    for fault in json.loads(sys.argv.pop(1)):
+    told = json.loads(sys.argv[1])
+    for fault in told["faults"]:
         _inject(Fault(**fault))
-    cli.main()
+    if told["boot"] is not None:
+        recover.BOOT_ID = pathlib.Path(told["boot"])
+    request = told["request"]
+    paths = {name: pathlib.Path(request[name]) if request[name] else None for name in ("mountpoint", "folder", "config")}
+    launch.in_foreground(launch.Request(volume=request["volume"], **paths), told["ready_fd"])
 
 
 if __name__ == "__main__":

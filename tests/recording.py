@@ -80,6 +80,10 @@ class RecordingMount(Mount):
         self._child.wait()  # before its parent has waited, its number is not free and it seems to live on
         subprocess.run(["fusermount3", "-uz", str(self.path)], capture_output=True, check=False)
 
+    def clear(self) -> None:
+        super().clear()
+        self._child.wait()
+
     def flush(self) -> None:
         """Everything that was written so far is noted."""
         assert control.call(self.state, "flush", FLUSH_SECONDS)["dirty"] == 0

@@ -218,13 +218,13 @@ def test_case_05_a_huge_journal_costs_what_is_added_to_it(shared: Mount, folder:
             file.seek(megabytes * 500_000)
             file.write(b"[")
 
-    assert cost(lambda: [append(path, line) for _ in range(10)]) == (10_000, 10_000, 1)
+    assert cost(lambda: append(path, line)) == (1000, 1000, 1)
     assert cost(change_one_byte) == (1, 1, 1)
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
     assert cost(lambda: run(["tail", "-c", "64k", path])) == (0, 0, 1)
-    assert run(["wc", "-l", path]).split()[0] == str(megabytes * 1000 + 10)
+    assert run(["wc", "-l", path]).split()[0] == str(megabytes * 1000 + 1)
     assert figures(pid, "status", "VmRSS") - resident < 32 * 1024, "memory follows the size of the journal"
     path.unlink()
 

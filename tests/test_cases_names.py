@@ -234,8 +234,8 @@ def test_case_25_free_space_is_that_of_the_disk(shared: Mount, folder: pathlib.P
     assert 0 < found.f_ffree <= found.f_files
     usage = shutil.disk_usage(folder)
     assert 0 < usage.free < usage.total
-    for arguments in (["df", "-P", folder], ["df", "-Pi", folder]):
-        total, _, available = map(int, run(arguments).splitlines()[1].split()[1:4])
+    for option in ("-P", "-Pi"):
+        total, _, available = map(int, run(["df", option, folder]).splitlines()[1].split()[1:4])
         assert 0 < available <= total
 
 

@@ -10,6 +10,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,37 +158,7 @@ def test_permissions_hold_between_users(folder: pathlib.Path, tmp_path: pathlib.
             os.chmod(place / name, mode)
         os.chmod(place, 0o755)
 
-        def attempts() -> list[int]:
-            return [
-                errno_of(action)
-                for action in (
-                    *(
-                        lambda name=name, flags=flags: os.close(os.open(name, flags))
-                        for name in FILES
-                        for flags in WAYS
-                    ),
-                    *(lambda name=name: os.listdir(name) for name in FOLDERS),
-                    *(lambda name=name: os.stat(f"{name}/inside") for name in FOLDERS),
-                    *(lambda name=name: os.close(os.open(f"{name}/new", MAKE)) for name in FOLDERS),
-                    *(lambda name=name: os.unlink(f"{name}/inside") for name in FOLDERS),
-                    lambda: os.rename("public/new", "public/newer"),
-                    lambda: os.rename("public/newer", "newest"),
-                    lambda: os.chmod("open", 0o777),
-                    lambda: os.chown("open", NOBODY, NOBODY),
-                    lambda: os.chown("public/newer", 0, 0),
-                    lambda: os.utime("open"),
-                    lambda: os.utime("open", (1, 1)),
-                    lambda: os.utime("readable"),
-                    lambda: os.truncate("readable", 0),
-                    lambda: os.setxattr("readable", "user.x", b"1"),
-                    lambda: os.getxattr("closed", "user.x"),
-                    lambda: os.link("open", "public/link"),
-                    lambda: os.mkdir("public/mine"),
-                    lambda: os.rmdir("public/mine"),
-                )
-            ]
-
-        answers: list[int] = as_user(NOBODY, attempts, place)
+        answers: list[int] = as_user(NOBODY, lambda: [errno_of(attempt) for attempt in ATTEMPTS], place)
         owner = (place / "public" / "newer").stat()
         return [*answers, owner.st_uid, owner.st_gid]
 
@@ -197,7 +168,27 @@ def test_permissions_hold_between_users(folder: pathlib.Path, tmp_path: pathlib.
 FILES = ["closed", "open", "readable", "f.jsonl"]
 FOLDERS = ["public", "private", "listable", "passable"]
 WAYS = [os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND]
-MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+ATTEMPTS: list[Callable[[], Any]] = [
+    *(partial(os.open, name, flags) for name in FILES for flags in WAYS),
+    *(partial(os.listdir, name) for name in FOLDERS),
+    *(partial(os.stat, f"{name}/inside") for name in FOLDERS),
+    *(partial(os.open, f"{name}/new", os.O_WRONLY | os.O_CREAT | os.O_EXCL) for name in FOLDERS),
+    *(partial(os.unlink, f"{name}/inside") for name in FOLDERS),
+    partial(os.rename, "public/new", "public/newer"),
+    partial(os.rename, "public/newer", "newest"),
+    partial(os.chmod, "open", 0o777),
+    partial(os.chown, "open", NOBODY, NOBODY),
+    partial(os.chown, "public/newer", 0, 0),
+    partial(os.utime, "open"),
+    partial(os.utime, "open", (1, 1)),
+    partial(os.utime, "readable"),
+    partial(os.truncate, "readable", 0),
+    partial(os.setxattr, "readable", "user.x", b"1"),
+    partial(os.getxattr, "closed", "user.x"),
+    partial(os.link, "open", "public/link"),
+    partial(os.mkdir, "public/mine"),
+    partial(os.rmdir, "public/mine"),
+]
 
 
 def test_all_modes_and_owners_survive_a_remount(shared: Mount, folder: pathlib.Path) -> None:

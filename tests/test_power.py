@@ -40,25 +40,27 @@ class Machine:
         self.folder = folder
         self.disk = disk
         self.cuts = 0
-        self.mount = self._mount(None)
+        self.mount = self._mount()
 
-    def _mount(self, config: str | None) -> FaultyMount:
-        return FaultyMount(self.folder / "mount", self.disk.path / "state", config)
+    def _mount(self, config: str | None = None, *faults: Fault) -> FaultyMount:
+        mount = FaultyMount(self.folder / "mount", self.disk.path / "state", config, *faults)
+        mount.boot = f"{self.folder}/boot{self.cuts}"
+        pathlib.Path(mount.boot).write_text(f"boot {self.cuts}")
+        return mount
 
     @property
     def path(self) -> pathlib.Path:
         return self.mount.path
 
     def start(self, *faults: Fault, config: str | None = None) -> None:
-        self.mount = self._mount(config)
-        self.mount.faults = list(faults)
+        self.mount = self._mount(config, *faults)
         self.mount.start()
 
     def cut(self) -> None:
         """The power goes and comes back. Nothing is mounted yet."""
         self.cuts += 1
         self.disk = cut(self.mount, self.disk, self.folder, f"disk{self.cuts}")
-        self.mount = self._mount(None)
+        self.mount = self._mount()
 
     def live_file(self, path: pathlib.Path) -> pathlib.Path:
         number = path.stat().st_ino
@@ -69,8 +71,7 @@ class Machine:
         write_back(self.mount.state / "namespace.db-wal")
 
     def clear(self) -> None:
-        with self.mount:
-            pass
+        self.mount.clear()
         self.disk.detach()
 
 
@@ -111,6 +112,7 @@ def test_what_was_promised_is_there_after_a_power_cut_at_any_instant(
             load.end()
         finally:
             load.clear()
+        armed.unlink(missing_ok=True)
         if chance.random() < 0.3:  # and goes again, during recovery
             machine.start(dataclasses.replace(some_step(chance, "stop"), nth=chance.randrange(1, 8)))
             machine.cut()
@@ -242,11 +244,12 @@ def test_what_was_renamed_before_a_kill_is_kept_by_an_fsync_after_it(machine: Ma
 def test_bytes_go_only_after_the_removal_of_their_name_is_durable_also_after_a_kill(machine: Machine) -> None:
     _sync(_written(machine.path / "file", b"bytes"))
     machine.mount.remount()
-    held = os.open(machine.path / "file", os.O_RDONLY)  # nobody may free the bytes yet
+    held = open(machine.path / "file", "rb")  # nobody may free the bytes yet
     (machine.path / "file").unlink()
     _commit(machine, "file", exists=False)
     machine.mount.crash()  # recovery finds a removal, and frees
-    os.close(held)
+    with contextlib.suppress(OSError):  # its mount is gone
+        held.close()
     write_back(machine.mount.state / "live")  # the folders, not the namespace's log
     machine.cut()
     machine.start()
