@@ -8,11 +8,12 @@ go on without them.
 import dataclasses
 import os
 
-from deltapool.fs.errors import NoAttribute, NotPermitted, Unsupported
+from deltapool.fs.errors import Invalid, NoAttribute, NotPermitted, Unsupported
 from deltapool.fs.files import Files, without_set_id
 from deltapool.fs.inode import Inode
 from deltapool.fs.inodes import Inodes
 
+USER = b"user."
 OWN = b"user.deltapool."
 
 
@@ -87,10 +88,12 @@ class Attributes:
     def get_xattr(self, inode: Inode, name: bytes) -> bytes:
         if name.startswith(OWN):
             return self._computed(inode, name[len(OWN) :])
+        if name == USER:
+            raise Invalid("a name of nothing but its namespace")
         if inode.nlink == 0:
             value = self._kept(inode).get(name)
         else:
-            value = self.namespace.xattr(inode.ino, name) if name.startswith(b"user.") else None
+            value = self.namespace.xattr(inode.ino, name) if name.startswith(USER) else None
         if value is None:
             raise NoAttribute(f"{name!r}")
         return value
@@ -139,8 +142,10 @@ class Attributes:
     def _check_name(self, name: bytes) -> None:
         if name.startswith(OWN):
             raise NotPermitted(f"{name!r} is computed")
-        if not name.startswith(b"user."):
+        if not name.startswith(USER):
             raise Unsupported(f"{name!r}: only user.* is kept")
+        if name == USER:
+            raise Invalid("a name of nothing but its namespace")
 
     # --- the filesystem
 

@@ -32,7 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.
 def main() -> None:
     """The entry point. A UserError becomes one line on stderr and exit code 1."""
     try:
-        app()
+        app(prog_name="deltapool")
     except UserError as error:
         print(f"deltapool: {error}", file=sys.stderr)
         sys.exit(1)

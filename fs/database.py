@@ -226,12 +226,12 @@ class Database:
         return self._wal_end > self.limits.wal_checkpoint_bytes and not self._checkpointing and self.failure is None
 
     async def checkpoint(self) -> None:
-        """Moves the log into the database, in a thread with a connection of its own; a full disk only postpones it."""
+        """Moves the log into the database, in a thread with a connection of its own; a full disk or a reader only postpones it."""
         self._checkpointing = True
         try:
             await trio.to_thread.run_sync(_checkpoint, self.path)
-        except apsw.FullError:
-            pass  # the log stays, and with it every transaction
+        except (apsw.FullError, apsw.BusyError, apsw.LockedError):
+            pass  # the log stays, and with it every transaction: another try comes with the next commit
         except apsw.Error as error:
             self.fail(f"the namespace could not be checkpointed: {error}")
         finally:

@@ -44,7 +44,8 @@ class Request:
             mountpoint = pathlib.Path(os.path.realpath(directory))
         if volume is None and folder is not None and (folder / state.STATE_FILE).exists():
             volume = state.read_volume(folder).name
-        volume = volume or state.default_volume(mountpoint)
+        if volume is None:
+            volume = state.default_volume(mountpoint)
         state.check_volume_name(volume)
         folder = folder or state.default_folder(volume, dict(os.environ))
         return cls(

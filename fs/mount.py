@@ -80,7 +80,7 @@ def serve(
     parts = build(state, mountpoint, config, sink)
     listener = server.listen(state.folder)
     try:
-        session.attach(parts.adapter, mountpoint, state.folder, poll=config.poll, renegotiate=config.renegotiate)
+        session.attach(parts.adapter, mountpoint, state.mount_source, poll=config.poll, renegotiate=config.renegotiate)
     except RuntimeError as error:
         listener.close()
         _close(parts)

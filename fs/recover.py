@@ -9,6 +9,7 @@ file whose new bytes were not known to be durable is the old one again. A journa
 first one: the filesystem below may have kept a length whose bytes it lost.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -54,6 +55,8 @@ def recover(namespace: Namespace, store: LiveStore) -> Recovery:
     boot = BOOT_ID.read_text().strip()
     result = Recovery(clean=namespace.meta("clean") == 1, same_boot=namespace.meta("boot") == boot)
     graves = namespace.graves()
+    if graves:
+        namespace.database.sync_now()  # what was committed need not be durable, and bytes go only after their name
     for ino in graves:
         store.remove(ino)
     for ino in namespace.dirty():
@@ -157,8 +160,11 @@ class Audit:
             for ino, note in await trio.to_thread.run_sync(_differing, store, batch):
                 self._found(ino, note)
         self.inodes.doubt = None
-        if not self.recovery.clean:
-            self.lost = await trio.to_thread.run_sync(_set_aside, self.folder, self._boundary)
+        self.lost, strays = await trio.to_thread.run_sync(_set_aside, self.folder, self._boundary)
+        for ino in strays:
+            if ino not in store.rewriting:  # unfinished, and a power cut has taken the mark that would have told
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(store.path(ino, new=True))
         self.done = True
 
     def _doubt(self, inode: Inode) -> None:
@@ -166,19 +172,24 @@ class Audit:
         if inode.file_class == FileClass.JOURNAL and inode.ino not in self.inodes.dirty:
             note = self.inodes.namespace.live_note(inode.ino)
             if note is not None and _differing(self.inodes.store, [(inode.ino, note)]):
-                self._mark(inode, note)
+                with contextlib.suppress(FileNotFoundError):
+                    self._mark(inode, note)
 
     def _found(self, ino: Ino, note: LiveNote) -> None:
-        """A live file differs from its note, which was read a moment ago."""
+        """A live file differs from its note, which was read a moment ago, or is not there."""
         try:
             inode = self.inodes.get(ino)
             if not inode.marked and self.inodes.namespace.live_note(ino) == note:
                 self._mark(inode, note)
         except FilesystemError:
             return
+        except FileNotFoundError:
+            self.changed.append(ino)
+            log.error("inode %d: its live file %s is missing", ino, self.inodes.store.path(ino))
 
     def _mark(self, inode: Inode, note: LiveNote) -> None:
         namespace, ino = self.inodes.namespace, inode.ino
+        self.inodes.store.stat(ino)  # raises if it is missing: there is nothing to recover then
         namespace.database.check_writable()
         namespace.database.begin()
         namespace.mark_dirty(ino)
@@ -204,35 +215,39 @@ def _differing(store: LiveStore, batch: list[tuple[Ino, LiveNote]]) -> list[tupl
         try:
             found = os.stat(store.path(ino))
         except FileNotFoundError:
-            log.error("inode %d: its live file %s is missing", ino, store.path(ino))
+            differing.append((ino, note))
             continue
         if note != (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
             differing.append((ino, note))
     return differing
 
 
-def _set_aside(folder: pathlib.Path, boundary: int) -> list[str]:
+def _set_aside(folder: pathlib.Path, boundary: int) -> tuple[list[str], list[Ino]]:
     """Live files below `boundary` without an inode: what a killed daemon had made in its last uncommitted
-    milliseconds. The empty ones are removed, the others kept in `lost/`."""
+    milliseconds, or somebody else. The empty ones are removed, the others kept in `lost/`; their names. And the inodes
+    below `boundary` with a rewrite beside them."""
     connection = open_connection(folder / "namespace.db", read_only=True)
-    kept = []
+    known = "SELECT 1 FROM inode WHERE ino = ?1 UNION ALL SELECT 1 FROM grave WHERE ino = ?1"
+    kept: list[str] = []
+    strays: list[Ino] = []
     try:
         for number in range(LIVE_DIRECTORIES):
             for entry in os.scandir(folder / LIVE_FOLDER / f"{number:02x}"):
-                stem = entry.name.partition(".")[0]
+                stem, _, suffix = entry.name.partition(".")
                 if not stem.isdigit() or int(stem) >= boundary:
                     continue
-                known = connection.execute(
-                    "SELECT 1 FROM inode WHERE ino = ?1 UNION ALL SELECT 1 FROM grave WHERE ino = ?1", (int(stem),)
-                )
-                if known.fetchone() is not None:
+                if connection.execute(known, (int(stem),)).fetchone() is not None:
+                    if suffix:
+                        strays.append(Ino(int(stem)))
                     continue
-                if entry.stat().st_size:
-                    (folder / LOST_FOLDER).mkdir(mode=0o700, exist_ok=True)
-                    os.rename(entry.path, folder / LOST_FOLDER / entry.name)
-                    kept.append(entry.name)
-                else:
-                    os.unlink(entry.path)
+                with contextlib.suppress(FileNotFoundError):  # its inode was removed, and it itself, a moment ago
+                    if entry.stat().st_size:
+                        (folder / LOST_FOLDER).mkdir(mode=0o700, exist_ok=True)
+                        os.rename(entry.path, folder / LOST_FOLDER / entry.name)
+                        kept.append(entry.name)
+                        log.warning("%s belongs to no inode: it was moved to %s", entry.path, folder / LOST_FOLDER)
+                    else:
+                        os.unlink(entry.path)
     finally:
         connection.close()
-    return kept
+    return kept, strays

@@ -125,4 +125,6 @@ class Report:
                 raise UserError(f"the mount is read-only: {self.inodes.database.failure}")
             if not self.inodes.dirty:
                 break
+        self.inodes.database.commit()  # names alone leave nothing dirty
+        await self.inodes.database.durable(self.inodes.database.committed)
         return {"dirty": len(self.inodes.dirty)}

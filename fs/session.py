@@ -22,13 +22,11 @@ def allow_other() -> bool:
     return any(line.strip() == "user_allow_other" for line in lines)
 
 
-def attach(adapter: Adapter, mountpoint: pathlib.Path, source: pathlib.Path, *, poll: bool, renegotiate: bool) -> None:
-    """Mounts. `source` is what /proc/mounts shows: commands find the state folder by it. `poll` and `renegotiate`:
-    see `loop` and `init`.
+def attach(adapter: Adapter, mountpoint: pathlib.Path, source: str, *, poll: bool, renegotiate: bool) -> None:
+    """Mounts. `source` is what /proc/mounts shows (see `state`). `poll` and `renegotiate`: see `loop` and `init`.
 
     Raises RuntimeError if the kernel or fusermount3 refuses."""
-    escaped = str(source).replace("\\", "\\\\").replace(",", "\\,")
-    options = {f"fsname={escaped}", "subtype=deltapool", "default_permissions"}
+    options = {f"fsname={source}", "subtype=deltapool", "default_permissions"}
     if allow_other():
         options.add("allow_other")
     pyfuse3.init(adapter, str(mountpoint), options)

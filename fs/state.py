@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import time
+import urllib.parse
 import uuid
 
 from deltapool.fs.errors import StateError
@@ -47,6 +48,12 @@ class State:
     def namespace(self) -> pathlib.Path:
         return self.folder / NAMESPACE_FILE
 
+    @property
+    def mount_source(self) -> str:
+        """What /proc/mounts shows, so that commands find the folder: its path, quoted as in a URL. libfuse takes ASCII
+        only, and its options and the kernel's list have special characters of their own."""
+        return urllib.parse.quote(os.fsencode(self.folder))
+
     def close(self) -> None:
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
@@ -65,6 +72,11 @@ def default_folder(volume: str, environment: dict[str, str]) -> pathlib.Path:
     return pathlib.Path(base) / "deltapool" / volume
 
 
+def folder_of(mount_source: bytes) -> pathlib.Path:
+    """The state folder behind what /proc/mounts shows."""
+    return pathlib.Path(os.fsdecode(urllib.parse.unquote_to_bytes(mount_source)))
+
+
 def check_volume_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise StateError(
@@ -74,6 +86,8 @@ def check_volume_name(name: str) -> None:
 
 def open_state(folder: pathlib.Path, volume: str) -> State:
     """Opens or makes a state folder and locks it. Raises StateError if it is in use, newer, or not one of ours."""
+    if os.fsencode(folder).decode("utf-8", "replace") != str(folder):
+        raise StateError(f"the path of the state folder {folder} is no UTF-8, as SQLite needs it: give another --state")
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -13,6 +13,7 @@ import subprocess
 import time
 
 from deltapool.fs.errors import UserError
+from deltapool.fs.state import folder_of
 
 SYNC_SECONDS = 120.0
 CHECK_SECONDS = 5.0
@@ -42,7 +43,7 @@ def mounts() -> list[Mounted]:
     for line in pathlib.Path("/proc/self/mounts").read_bytes().splitlines():
         source, target, kind, *_ = line.split(b" ")
         if kind == b"fuse.deltapool":
-            found.append(Mounted(pathlib.Path(_unescape(target)), pathlib.Path(_unescape(source))))
+            found.append(Mounted(pathlib.Path(_unescape(target)), folder_of(source)))
     return found
 
 

@@ -1,11 +1,15 @@
 """Fixtures and options shared by all tests."""
 
+import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from mounting import Mount
+
+from deltapool.fs import cli
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +53,42 @@ def folder(shared: Mount, request: pytest.FixtureRequest) -> Iterator[pathlib.Pa
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether the field cases run in the size that was reported."""
     return bool(request.config.getoption("--full"))
+
+
+class Said(NamedTuple):
+    """What a command said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs the command line in this process, through its entry point, with the given words."""
+
+    def run(*words: str | os.PathLike[str]) -> Said:
+        monkeypatch.setattr("sys.argv", ["deltapool", *(os.fspath(word) for word in words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capfd.readouterr()
+        return Said(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(command: Callable[..., Said]) -> Callable[..., str]:
+    """Runs a command that must fail: a message on stderr, nothing on stdout, exit code 1."""
+
+    def run(*words: str | os.PathLike[str]) -> str:
+        said = command(*words)
+        assert (said.code, said.out) == (1, "")
+        assert said.err.startswith("deltapool: ")
+        return said.err
+
+    return run
 
 
 ALL_JOURNALS = '[[rule]]\nmatch = "*"\nclass = "journal"\n'

@@ -63,8 +63,10 @@ class Load:
 
     def start(self, mount: Mount) -> None:
         for number, seed in enumerate(self.seeds):
-            words = [WORKER, seed, mount.path / self.root(number), self._log(number), OPERATIONS_MAX]
-            self._workers.append(subprocess.Popen([sys.executable, *map(str, words)], stderr=subprocess.PIPE))
+            words = [WORKER, seed, self.root(number), self._log(number), OPERATIONS_MAX]
+            # It starts inside: should the mount go at once, nothing may land in the folder under it.
+            worker = subprocess.Popen([sys.executable, *map(str, words)], stderr=subprocess.PIPE, cwd=mount.path)
+            self._workers.append(worker)
 
     def root(self, number: int) -> str:
         return self.seeds[number].replace(" ", "-")

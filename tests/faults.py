@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import trio
 from mounting import Mount, is_mounted, wait_until
 
 from deltapool.fs import control, fsck, unmount
@@ -173,7 +174,7 @@ class _Striker:
             case "fail":
                 raise RuntimeError(f"an injected failure of {fault.function}")
             case "wait":
-                time.sleep(fault.seconds)  # sleeps: this is the slow disk that a test asked for
+                time.sleep(fault.seconds)  # sleeps: this is the slow disk that a test asked for, in a thread
 
 
 def _wrapped(function: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
@@ -183,10 +184,12 @@ def _wrapped(function: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
     @functools.wraps(function)
     async def asynchronous(*args: Any, **kwargs: Any) -> Any:
         strikes = striker.due()
-        if strikes and early:
+        if strikes and fault.then == "wait":
+            await trio.sleep(fault.seconds)
+        elif strikes and early:
             striker.strike()
         result = await function(*args, **kwargs)
-        if strikes and not early:
+        if strikes and not early and fault.then != "wait":
             striker.strike()
         return fault.value if strikes and fault.then == "give" else result
 
@@ -221,7 +224,9 @@ def main() -> None:
     if told["boot"] is not None:
         recover.BOOT_ID = pathlib.Path(told["boot"])
     request = told["request"]
-    paths = {name: pathlib.Path(request[name]) if request[name] else None for name in ("mountpoint", "folder", "config")}
+    paths = {
+        name: pathlib.Path(request[name]) if request[name] else None for name in ("mountpoint", "folder", "config")
+    }
     launch.in_foreground(launch.Request(volume=request["volume"], **paths), told["ready_fd"])
 
 

@@ -337,6 +337,7 @@ def test_case_35_shells_and_bind_mounts_after_a_killed_daemon(
     """What recovers: paths, and `cd .` in a shell, which goes by path. What does not: descriptors and bind mounts,
     which say ENOTCONN until they are made again. Nothing is stacked."""
     (folder / "f").write_bytes(b"content")
+    run(["sync", folder / "f"])
     bound = tmp_path / "bound"
     bound.mkdir()
     run(["mount", "--bind", folder, bound])

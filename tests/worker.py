@@ -6,7 +6,8 @@ The log lies outside of the mount: `b 17` before operation 17 begins, `d 17` whe
 is follows from the seed (`workload`). The worker ends when the filesystem under it is gone; any other failure, and any
 answer that is not what POSIX says, ends it with a traceback.
 
-It works relative to its directory: once the mount is gone nothing may land in the folder under it.
+It starts with the mount as its working directory and works relative to that: once the mount is gone nothing may land in
+the folder under it.
 """
 
 import ctypes
@@ -45,7 +46,7 @@ class Worker:
             while len(self.descriptors) >= OPEN_MAX:
                 os.close(self.descriptors.pop(next(iter(self.descriptors))))
             self.descriptors[key] = os.open(op.path, os.O_WRONLY | os.O_APPEND)
-        assert os.write(self.descriptors[key], op.data) == len(op.data)
+        write(self.descriptors[key], op.data, len(op.data))
         size = len(self.script.file(op.path).content)
         assert os.stat(op.path).st_size == os.fstat(self.descriptors[key]).st_size == size, (op.path, size)
 
@@ -110,10 +111,13 @@ class Worker:
         os.symlink(op.to, op.path)
 
 
-def write(fd: int, data: bytes) -> None:
-    for at in range(0, len(data), CHUNK_BYTES):
-        piece = data[at : at + CHUNK_BYTES]
-        assert os.write(fd, piece) == len(piece)
+def write(fd: int, data: bytes, piece_bytes: int = CHUNK_BYTES) -> None:
+    for at in range(0, len(data), piece_bytes):
+        piece = data[at : at + piece_bytes]
+        count = os.write(fd, piece)
+        if count != len(piece):  # no wonder if the mount went meanwhile, else wrong
+            os.listdir(".")  # asks the daemon
+            raise AssertionError(f"{count} of {len(piece)} bytes written")
 
 
 def main(seed: str, directory: str, log_path: str, operations: str) -> None:
