@@ -226,7 +226,8 @@ class Database:
         return self._wal_end > self.limits.wal_checkpoint_bytes and not self._checkpointing and self.failure is None
 
     async def checkpoint(self) -> None:
-        """Moves the log into the database, in a thread with a connection of its own; a full disk or a reader only postpones it."""
+        """Moves the log into the database, in a thread with a connection of its own. A full disk or a reader only
+        postpones it."""
         self._checkpointing = True
         try:
             await trio.to_thread.run_sync(_checkpoint, self.path)

@@ -319,6 +319,7 @@ class Adapter(pyfuse3.Operations):
         inode = self.inodes.child(Ino(parent_inode), name)
         if inode is None:
             inode = self.names.create(Ino(parent_inode), name, stat.S_IFREG | (mode & 0o7777), ctx.uid, ctx.gid)
+            flags &= ~os.O_TRUNC  # nothing to truncate, and its set-id bits stay
         elif flags & os.O_EXCL:
             raise errors.Exists(f"{name!r}")
         return self._open(inode, flags), self._entry(inode)

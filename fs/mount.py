@@ -34,6 +34,7 @@ from deltapool.fs.space import Space
 from deltapool.fs.state import State
 from deltapool.fs.stats import Stats
 
+NR_OPEN = pathlib.Path("/proc/sys/fs/nr_open")
 STOP_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
@@ -184,5 +185,12 @@ def _close(parts: Parts) -> None:
 
 
 def _raise_descriptor_limit() -> None:
+    """One descriptor for each file that agents have open: as many as this user may have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = int(NR_OPEN.read_text())
+    for limit in (most, hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max(limit, hard)))
+            return
+        except (ValueError, OSError):
+            continue  # only root may go beyond the hard limit
