@@ -19,6 +19,8 @@ class Limits:
     commit_delay_seconds: float = 0.01  # an acknowledged name waits at most this long for its COMMIT
     commit_operations: int = 64  # ... or for this many operations
     settle_seconds: float = 2.0  # dirty work is made durable and noted this often
+    rewrite_idle_seconds: float = 2.0  # a rewritten file that is still open replaces the old one after such a pause
+    rewrite_seconds: float = 10.0  # ... or so long after it was truncated
     note_seconds: float = 1.0  # changed journals are made durable and noted this often
     journal_idle_seconds: float = 5.0  # a journal without a change for this long loses its dirty mark
     hold_back_seconds: float = 1.0  # a truncated journal without a write for this long is truncated for real
@@ -33,6 +35,7 @@ class Limits:
     space_check_seconds: float = 0.25
     space_check_bytes: int = 4 << 20
     inline_read_bytes: int = 1 << 20  # a larger read goes to a thread at once
+    inspect_bytes: int = 64 << 20  # a larger file becomes a journal without having been looked through for NULs
     patch_ranges: int = 1024  # changed ranges of a journal that are told apart
     control_request_bytes: int = 1 << 16
     log_bytes: int = 4 << 20

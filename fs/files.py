@@ -61,7 +61,7 @@ class Files:
         if writable and not inode.writers and self.database.failure is None:
             self.end_hold(inode)
             self.store_times(inode)
-            if inode.live is not None and inode.live.is_new:
+            if inode.ino in self.store.rewriting:
                 self.hurry()
         self.close_live(inode)
         if inode.nlink == 0 and inode.forgotten and not inode.handles:
@@ -93,7 +93,7 @@ class Files:
         """A file of another class is a journal from now on, and all of it is new. Inside an operation."""
         journal = inode.journal = Journal(inode.ino, inode.size, None, [], self.limits.patch_ranges)
         journal.counts.written, journal.counts.changed = inode.written, inode.size
-        journal.nuls = True  # until it has been looked through
+        journal.nuls = inode.has_nuls or inode.inspected != inode.changes  # until it is looked through
         self.stats.work_written -= inode.written
         inode.written = 0
         self.inodes.namespace.note_journal(inode.ino, journal.note)
@@ -101,6 +101,18 @@ class Files:
         inode.marked = True
         inode.changed_at = self.clock.steady()
         self.inodes.dirty[inode.ino] = inode
+
+    def may_be_inspected(self, inode: Inode) -> bool:
+        return inode.inspected != inode.changes and inode.size <= self.limits.inspect_bytes
+
+    async def inspect(self, inode: Inode) -> None:
+        """Finds out, before a file becomes a journal, whether NULs belong in it: to recovery they are lost bytes
+        else."""
+        live, changes = self.live(inode), inode.changes
+        with live.in_use():
+            found = await trio.to_thread.run_sync(live.has_nuls)
+        inode.inspected, inode.has_nuls = changes, found
+        self.close_live(inode)
 
     # --- reading
 
@@ -243,6 +255,7 @@ class Files:
             return
         if length == 0 and inode.size > 0 and not live.is_new and inode.nlink:
             inode.live = self.store.begin_rewrite(inode.ino)
+            inode.truncated_at = self.clock.steady()
             live.close()
         else:
             live.truncate(length)

@@ -293,7 +293,10 @@ class Adapter(pyfuse3.Operations):
 
     @guarded
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
-        return self.attributes.list_xattrs(self.inodes.get(Ino(inode)))
+        names = self.attributes.list_xattrs(self.inodes.get(Ino(inode)))
+        if not all(isinstance(name, bytes) for name in names):
+            raise TypeError(f"listxattr gave {names!r}")
+        return names
 
     @guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:

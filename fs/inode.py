@@ -40,6 +40,9 @@ class Inode:
     times_set: bool = False  # the live file's mtime is behind ours
     changed_at: float = 0.0  # the clock's reading at the last content change
     synced: int = 0  # the value of `changes` whose bytes are known to be durable
+    truncated_at: float = 0.0  # the clock's reading when the rewrite beside the old bytes began
+    inspected: int = -1  # the value of `changes` at which the file was looked through for NULs
+    has_nuls: bool = True  # what was found then
     xattrs: dict[bytes, bytes] | None = None  # once it has no name: they are kept nowhere else
     written: int = 0  # bytes that agents wrote while it was no journal, in this mount's life
     live: "LiveFile | None" = None  # open while there are handles or something is pending

@@ -19,6 +19,7 @@ from deltapool.fs.inode import Ino
 from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER
 
 NEW = ".new"
+BLOCK_BYTES = 1 << 20
 
 
 def relative_path(ino: Ino, *, new: bool = False) -> str:
@@ -64,6 +65,15 @@ class LiveFile:
                 break
             data += more
         return data
+
+    def has_nuls(self) -> bool:
+        """Reads until it meets one. Belongs in a thread."""
+        at = 0
+        while block := os.pread(self.fd, BLOCK_BYTES, at):
+            if b"\0" in block:
+                return True
+            at += len(block)
+        return False
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
         """Writes `data` and returns how much of it: less only if the disk filled up on the way. Raises OSError if

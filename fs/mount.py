@@ -121,7 +121,7 @@ async def _main(
         nursery.start_soon(_tell_ready, ready)
         await session.serve()
         nursery.cancel_scope.cancel()
-    while parts.inodes.dirty and parts.inodes.database.failure is None:
+    while parts.inodes.dirty.keys() - settler.missing and parts.inodes.database.failure is None:
         await settler.flush()
     await settler.reap()
     if parts.inodes.database.failure is None:
@@ -154,7 +154,7 @@ async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
 async def _hurry(settler: Settler) -> None:
     while True:
         await settler.hurry.wait()
-        await _attempt(settler.settle)
+        await _attempt(settler.replace)
 
 
 async def _attempt(work: Callable[[], Awaitable[None]]) -> None:

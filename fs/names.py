@@ -192,10 +192,13 @@ class Names:
         """`replace` false: fails if the new name exists. `exchange`: both names exist and change places."""
         for _ in range(SYNC_TRIES):
             pending = self._to_sync(parent, name, new_parent, new_name, replace, exchange)
-            if not pending:
+            unknown = self._to_inspect(parent, name, new_parent, new_name)
+            if not pending and unknown is None:
                 break
             for inode in pending:
                 await self.files.make_durable(inode)
+            if unknown is not None:
+                await self.files.inspect(unknown)
         source_dir, target_dir = self._directory(parent), self._directory(new_parent)
         source = self.lookup(parent, name)
         check_name(new_name)
@@ -219,6 +222,13 @@ class Names:
             return []
         replacing = [source, target] if exchange and target is not None else [source]
         return [inode for inode in replacing if inode.is_file and not self.files.is_durable(inode)]
+
+    def _to_inspect(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> Inode | None:
+        """The file that this rename makes a journal of, unless it is known whether it holds NULs."""
+        source = self.lookup(parent, name)
+        if not source.is_file or source.file_class == FileClass.JOURNAL or not self.files.may_be_inspected(source):
+            return None
+        return source if self.inodes.name_class(new_parent, new_name, False) == FileClass.JOURNAL else None
 
     def _check_rename(
         self, source: Inode, target: Inode | None, new_parent: Ino, *, replace: bool, exchange: bool

@@ -91,6 +91,9 @@ def _recover_file(namespace: Namespace, store: LiveStore, inode: Inode, result: 
         new.unlink()
         result.restored.append(ino)
     if not os.path.exists(store.path(ino)):
+        if namespace.live_note(ino) is not None:  # its bytes were durable once: no crash has taken them
+            log.error("inode %d: its live file %s is missing", ino, store.path(ino))
+            return
         os.close(os.open(store.path(ino), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         result.missing.append(ino)
     if inode.file_class == FileClass.JOURNAL and not result.clean and cut_lost_tail(namespace, store, ino, result):

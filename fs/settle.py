@@ -11,6 +11,7 @@ inode has not changed in between. A failed sync poisons the mount.
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator
 
@@ -30,7 +31,7 @@ from deltapool.fs.namespace import LiveNote
 from deltapool.fs.ship import deltas
 from deltapool.fs.state import LIVE_DIRECTORIES
 
-PATIENCE = 5  # passes after which a rewritten file that is still being written takes the place of the old one
+log = logging.getLogger(__name__)
 
 Sink = Callable[[Iterator[Delta]], Callable[[], None]]
 """Takes the deltas of one note of one journal, all of them, in a thread. The note may turn out not to count; if it
@@ -67,7 +68,7 @@ class Settler:
         self.hurry = trio.Event()
         self.settle_lock = trio.Lock()
         self.note_lock = trio.Lock()
-        self._passes: dict[Ino, int] = {}
+        self.missing: set[Ino] = set()  # dirty ones whose live file somebody removed from outside: they stay dirty
         files.hurry = lambda: self.hurry.set()
 
     # --- journals
@@ -81,6 +82,8 @@ class Settler:
                 if inode.file_class != FileClass.JOURNAL:
                     continue
                 journal = self.files.journal(inode)
+                if not self._is_there(inode):
+                    continue
                 if journal.held and (everything or now - inode.changed_at >= self.limits.hold_back_seconds):
                     self.files.end_hold(inode)
                 if journal.wants_note:
@@ -156,10 +159,18 @@ class Settler:
 
     async def settle(self, *, everything: bool = False) -> None:
         """Makes dirty files clean: durable, noted, without a mark. `everything` takes in those still being written."""
+        await self._settle(lambda inode: self._ripe(inode, everything))
+
+    async def replace(self) -> None:
+        """Does that now to the files that were rewritten and closed: until then a crash finds the old ones."""
+        await self._settle(lambda inode: inode.ino in self.store.rewriting and not inode.writers)
+
+    async def _settle(self, chosen: Callable[[Inode], bool]) -> None:
         async with self.settle_lock:
             self.hurry = trio.Event()
-            batch = [inode for inode in list(self.inodes.dirty.values()) if self._ripe(inode, everything)]
-            if not batch or self.database.failure is not None:
+            dirty = [inode for inode in list(self.inodes.dirty.values()) if self._at_rest(inode) and chosen(inode)]
+            batch = [inode for inode in dirty if self.database.failure is None and self._is_there(inode)]
+            if not batch:
                 return
             for inode in batch:
                 self.files.store_times(inode)
@@ -180,16 +191,29 @@ class Settler:
                 return  # no room in the namespace, or poisoned: they stay dirty
 
     def _ripe(self, inode: Inode, everything: bool) -> bool:
-        if not self._at_rest(inode):
-            return False
         if everything:
             return True
         idle = self.clock.steady() - inode.changed_at
         if inode.file_class == FileClass.JOURNAL:
             return idle >= self.limits.journal_idle_seconds
-        if inode.writers and idle < self.limits.settle_seconds and inode.ino in self.store.rewriting:
-            passes = self._passes[inode.ino] = self._passes.get(inode.ino, 0) + 1
-            return passes > PATIENCE
+        if inode.ino in self.store.rewriting and inode.writers:
+            return idle >= self.limits.rewrite_idle_seconds or self._overdue(inode)
+        return True
+
+    def _overdue(self, inode: Inode) -> bool:
+        """It has been written anew for so long, without a pause, that the old bytes are no use to anybody."""
+        return self.clock.steady() - inode.truncated_at >= self.limits.rewrite_seconds
+
+    def _is_there(self, inode: Inode) -> bool:
+        """False if somebody removed the live file from outside. It is named, and blocks no other."""
+        try:
+            self.store.stat(inode.ino)
+        except FileNotFoundError:
+            if inode.ino not in self.missing:
+                log.error("inode %d: its live file %s is missing", inode.ino, self.store.path(inode.ino))
+                self.missing.add(inode.ino)
+            return False
+        self.missing.discard(inode.ino)
         return True
 
     def _at_rest(self, inode: Inode) -> bool:
@@ -214,10 +238,9 @@ class Settler:
     async def _replace_old(self, seen: list[tuple[Inode, int]]) -> None:
         """Rewritten files take the place of the old ones; names of live files become durable."""
         for inode, changes in seen:
-            patient = self._passes.get(inode.ino, 0) <= PATIENCE
-            if inode.ino in self.store.rewriting and inode.nlink and (inode.changes == changes or not patient):
+            whole = inode.changes == changes or self._overdue(inode)
+            if inode.ino in self.store.rewriting and inode.nlink and whole:
                 self.files.promote(inode)
-                self._passes.pop(inode.ino, None)
         fresh = {inode.ino for inode, _ in seen} & self.store.fresh - self.store.rewriting
         folders = {ino % LIVE_DIRECTORIES: ino for ino in fresh}
         if len(folders) > self.limits.sync_each_files:
@@ -238,7 +261,7 @@ class Settler:
             try:
                 found = self.store.stat(inode.ino)
             except FileNotFoundError:
-                continue  # somebody removed it from outside: it stays dirty, and fsck says so
+                continue  # somebody removed it from outside a moment ago
             done.append(inode.ino)
             self.namespace.note_live(inode.ino, LiveNote(found.st_size, found.st_mtime_ns, found.st_ctime_ns))
             self.namespace.touch(inode)

@@ -1,6 +1,7 @@
 """How answers look on a terminal. Names are bytes: what a terminal might take for a command is shown escaped."""
 
 import datetime
+import sys
 from typing import Any
 
 import rich.box
@@ -8,7 +9,8 @@ import rich.console
 import rich.table
 import rich.text
 
-out = rich.console.Console(highlight=False, soft_wrap=True)
+WIDE = 10_000  # columns: what is not read on a terminal is not folded
+out = rich.console.Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
 
 
 def status(answer: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from mounting import Mount
 
 from deltapool.fs import cli
 
+pytest_plugins = ["stage"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

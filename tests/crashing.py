@@ -90,7 +90,8 @@ class Load:
         wait_until(lambda: self.ended or self.operations >= operations, f"{operations} operations of {self.seeds}")
 
     def end(self, *, kill: bool = False) -> None:
-        """Waits until the workers have met the end of the mount; or ends them. They must have failed at nothing else."""
+        """Waits until the workers have met the end of the mount; or ends them. They must have failed at nothing
+        else."""
         for worker in self._workers:
             if kill:
                 worker.kill()

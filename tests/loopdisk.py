@@ -14,6 +14,8 @@ import pathlib
 import subprocess
 from types import TracebackType
 
+from mounting import wait_until
+
 COMMIT_SECONDS = 600
 TOOLS = ("mkfs.ext4", "losetup", "mount", "umount")
 
@@ -57,10 +59,14 @@ class LoopDisk:
 
     def detach(self) -> None:
         if os.path.ismount(self.path):
-            _run("umount", str(self.path))
+            wait_until(self._unmounted, f"an unmount of {self.path}")
         if self.device is not None:
             _run("losetup", "--detach", self.device)
             self.device = None
+
+    def _unmounted(self) -> bool:
+        """False while somebody is looking at it, as programs do that look at every process or mount."""
+        return subprocess.run(["umount", str(self.path)], capture_output=True, check=False).returncode == 0
 
     def cut(self, image: pathlib.Path, path: pathlib.Path) -> "LoopDisk":
         """What the disk holds if the power goes now: a copy, not attached yet. Nobody may be using the disk."""

@@ -1,4 +1,5 @@
-"""A mounted volume for tests: the real command, the real FUSE, a state folder of its own; and an end of it, whatever happened."""
+"""A mounted volume for tests: the real command, the real FUSE, a state folder of its own; and an end of it, whatever
+happened."""
 
 import contextlib
 import json
@@ -126,7 +127,7 @@ def wait_until(holds: Any, what: str, seconds: float = END_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.01)  # another process: no clock of ours moves it
+        time.sleep(0.01)  # sleeps: for another process, which no clock of ours moves
 
 
 def run(

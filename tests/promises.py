@@ -7,11 +7,11 @@ after kill -9, moreover, no more than `UNCOMMITTED_MAX` acknowledged changes of 
 *Bytes*, in that tree. The floor of a file is its last version that must be there: the last one covered by an fsync, or
 by the rename that put it in the place of another file. After kill -9 also the last one acknowledged whose bytes went in
 place, since they are in the page cache.
-A work file is wholly one of its versions from the floor on. Without a floor it may be a part of its first one, with NULs
-for what is lost behind it. So may what will be a journal once it is renamed to the name of one.
+A work file is wholly one of its versions from the floor on. Without a floor it may be a part of its first one, with
+NULs for what is lost behind it. So may what will be a journal once it is renamed to the name of one.
 A journal is a prefix of one of its versions from the floor on, not shorter than what all versions since the floor have
-in common. It holds no NUL. A journal that only grew is thus a prefix of what was written with everything that was synced.
-Every slot has a value that was written at or after the floor.
+in common. It holds no NUL. A journal that only grew is thus a prefix of what was written with everything that was
+synced. Every slot has a value that was written at or after the floor.
 st_size is the number of bytes that can be read, for every file.
 """
 
@@ -21,6 +21,8 @@ import pathlib
 import stat
 
 from workload import SLOT_BYTES, SLOTS, File, Script, Tree
+
+from deltapool.fs.fold import common_prefix
 
 UNCOMMITTED_MAX = 64  # operations on names; docs/semantics.md
 
@@ -168,7 +170,7 @@ def _slots_differ(file: File, floor: int | None, content: bytes) -> str | None:
 
 
 def _common_prefix(one: bytes, two: bytes) -> int:
-    return len(one) if two.startswith(one) else len(os.path.commonprefix([one, two]))
+    return common_prefix(one, two)
 
 
 def _shape(content: bytes) -> str:

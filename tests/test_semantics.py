@@ -11,7 +11,9 @@ def test_every_promise_names_a_test_that_exists() -> None:
     text = DOCUMENT.read_text()
     named = set(re.findall(r"`(test_[a-z0-9_]+)`", text))
     defined = {
-        name for path in TESTS.glob("**/test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+        name
+        for path in TESTS.glob("**/test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     assert named
     assert named <= defined, sorted(named - defined)
