@@ -105,6 +105,7 @@ class Names:
         if live is not None:
             inode.live = live
             inode.marked = True
+            inode.times_set = True  # the live file has times of its own
             inode.changes = 1
             inode.changed_at = self.inodes.clock.steady()
             self.inodes.dirty[ino] = inode

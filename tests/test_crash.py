@@ -8,6 +8,7 @@ does is no crash: it is held against the same words. The power going is another 
 
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import random
@@ -217,22 +218,26 @@ def test_a_kill_at_any_step_of_recovery_changes_nothing(daemon: FaultyMount, tmp
 
 def test_a_kill_at_any_step_of_umount_loses_nothing(daemon: FaultyMount, tmp_path: pathlib.Path) -> None:
     armed = tmp_path / "armed"
-    for step in UNMOUNT:
-        for when in ("before", "after"):
-            name = f"{when} {step.rpartition('.')[2]}"
-            daemon.faults = (Fault(step, "die", when, armed_by=str(armed)),)
-            daemon.start()
-            scene = Scene(daemon.path / name)
-            scene.make()
-            armed.touch()
-            assert daemon.unmount() == -signal.SIGKILL, name
-            daemon.kill()
-            armed.unlink()
-            daemon.faults = ()
-            after_the_kill(daemon, tmp_path, name)
+    daemon.start()
+    daemon.stop()
+    scene = None
+    for step, when in itertools.product(UNMOUNT, ("before", "after")):
+        daemon.faults = (Fault(step, "die", when, armed_by=str(armed)),)
+        name = f"{when} {step.rpartition('.')[2]}"
+        after_the_kill(daemon, tmp_path, f"the kill before that {name}")
+        if scene is not None:
             scene.check(clean=False)
             shutil.rmtree(scene.path)
-            daemon.stop()
+        scene = Scene(daemon.path / name)
+        scene.make()
+        armed.touch()
+        assert daemon.unmount() == -signal.SIGKILL, name
+        daemon.kill()
+        armed.unlink()
+    daemon.faults = ()
+    after_the_kill(daemon, tmp_path, "the last kill")
+    assert scene is not None
+    scene.check(clean=False)
 
 
 def test_everything_is_there_after_a_kill_when_umount_returned(daemon: FaultyMount, tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,211 @@
+"""What clients do to themselves never reaches another one: killed, stopped, or very many at once.
+
+And the switches of `[fuse]`, which are there because of how clients and the kernel behave: each combination works.
+"""
+
+import contextlib
+import errno
+import itertools
+import mmap
+import os
+import pathlib
+import random
+import signal
+import sqlite3
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from faults import Fault, FaultyMount
+from mounting import wait_until
+from processes import Child, Counter, Flag, errno_of, running
+
+FSYNCING_THREADS = 150
+KILLS, KILLS_AT_ONCE = 200, 10
+HEALTH_SECONDS = 30.0
+
+
+@pytest.fixture
+def mount(tmp_path: pathlib.Path) -> Iterator[FaultyMount]:
+    with FaultyMount(tmp_path / "mount", tmp_path / "state") as mounted:
+        yield mounted
+
+
+def busy(path: pathlib.Path, count: Counter) -> Callable[[], None]:
+    """A client that is in the middle of a request nearly all of its life."""
+
+    def work() -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        for number in itertools.count():
+            os.write(fd, b"%d\n" % number)
+            os.stat(path)
+            errno_of(lambda at=number: os.stat(f"{path} {at}"))
+            os.pread(fd, 4096, 0)
+            if number % 4 == 0:
+                os.fsync(fd)
+            count.add()
+
+    return work
+
+
+def check_health(folder: pathlib.Path, number: int) -> None:
+    """Asks for something of everything, in a process of its own that may hang."""
+
+    def work() -> None:
+        path = folder / f"health{number}"
+        with open(path, "wb") as file:
+            file.write(b"alive")
+            file.flush()
+            os.fsync(file.fileno())
+        assert path.read_bytes() == b"alive"
+        path.rename(folder / "healthy")
+        assert errno_of(lambda: os.stat(path)) == errno.ENOENT
+        assert "healthy" in os.listdir(folder)
+
+    with Child(work) as child:
+        child.wait(HEALTH_SECONDS)
+
+
+def test_two_hundred_clients_killed_in_the_middle_of_requests_freeze_nothing(mount: FaultyMount) -> None:
+    chance = random.Random(1)
+    for batch in range(KILLS // KILLS_AT_ONCE):
+        counters = [Counter() for _ in range(KILLS_AT_ONCE)]
+        workers = [busy(mount.path / f"client{number}", count) for number, count in enumerate(counters)]
+        ends = [chance.randrange(1, 15) for _ in workers]
+        with running(*workers) as children:
+            living = dict(zip(range(KILLS_AT_ONCE), children, strict=True))
+            while living:
+                ripe = [number for number in living if counters[number].value >= ends[number]]
+                for number in ripe:
+                    assert living.pop(number).kill() == signal.SIGKILL
+                if not ripe:
+                    time.sleep(0.001)  # sleeps: for the children, which are other processes
+        check_health(mount.path, batch)
+    assert mount.status()["fuse"]["handler_errors"] == 0
+
+
+def test_clients_that_are_stopped_block_nobody(mount: FaultyMount) -> None:
+    counters = [Counter() for _ in range(20)]
+    workers = [busy(mount.path / f"client{number % 5}", count) for number, count in enumerate(counters)]
+    with running(*workers) as children:
+        for child, count in zip(children, counters, strict=True):
+            wait_until(lambda count=count: count.value > 2, "work of a client")
+            os.kill(child.pid, signal.SIGSTOP)
+        for child in children:
+            wait_until(lambda child=child: _state(child.pid) == "T", "a stop")
+        stopped = [count.value for count in counters]
+        check_health(mount.path, 0)
+
+        def work() -> None:
+            for number in range(5):
+                with open(mount.path / f"client{number}", "ab") as file:
+                    file.write(b"another writer of the same file\n")
+                    os.fsync(file.fileno())
+                (mount.path / f"client{number}").rename(mount.path / f"moved{number}")
+
+        with Child(work) as other:
+            other.wait(HEALTH_SECONDS)
+        assert [count.value for count in counters] == stopped
+        mount_answers = mount.status()
+    assert mount_answers["fuse"]["handler_errors"] == 0
+
+
+def _state(pid: int) -> str:
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_lookup_does_not_starve_beside_150_fsyncing_threads(tmp_path: pathlib.Path) -> None:
+    """On a disk whose every sync takes 20 ms."""
+    slow = Fault("os:fdatasync", "wait", seconds=0.02, armed_by=str(tmp_path))
+    with FaultyMount(tmp_path / "mount", tmp_path / "state", None, slow) as mount:
+        done, syncs = Flag(), Counter()
+
+        def fsync_all_the_time() -> None:
+            lock = threading.Lock()
+
+            def work(number: int) -> None:
+                fd = os.open(mount.path / f"file{number}", os.O_RDWR | os.O_CREAT, 0o600)
+                while not done:
+                    os.pwrite(fd, b"x", 0)
+                    os.fsync(fd)
+                    with lock:
+                        syncs.add()
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(FSYNCING_THREADS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        def look_up() -> list[float]:
+            took = []
+            for number in range(50):
+                begin = time.perf_counter()
+                assert errno_of(lambda at=number: os.stat(mount.path / f"missing{at}")) == errno.ENOENT
+                took.append(time.perf_counter() - begin)
+            return took
+
+        with running(fsync_all_the_time) as (syncing,):
+            wait_until(lambda: syncs.value > FSYNCING_THREADS, "fsyncs")
+            before = syncs.value
+            with Child(look_up) as other:
+                took = other.wait(HEALTH_SECONDS)
+            wait_until(lambda: syncs.value > before, "fsyncs that go on")
+            done.set()
+            syncing.wait()
+        assert statistics.median(took) < 0.5, took
+        assert max(took) < 5, took
+
+
+# --- the switches of [fuse]
+
+
+@pytest.mark.parametrize("poll", [True, False])
+@pytest.mark.parametrize("renegotiate", [True, False])
+def test_every_combination_of_poll_and_renegotiate_works_and_costs_what_it_should(
+    tmp_path: pathlib.Path, poll: bool, renegotiate: bool
+) -> None:
+    config = f"[fuse]\npoll = {str(poll).lower()}\nrenegotiate = {str(renegotiate).lower()}\n"
+    with FaultyMount(tmp_path / "mount", tmp_path / "state", config) as mount:
+        path = mount.path / "journal.jsonl"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(fd, b"the first line\n")
+        before = mount.status()["fuse"]["requests"]
+        for number in range(10):
+            os.write(fd, b"%d\n" % number)
+        cost = mount.status()["fuse"]["requests"] - before
+        os.close(fd)
+        assert cost == (10 if renegotiate else 20)
+        assert path.read_bytes() == b"the first line\n" + b"".join(b"%d\n" % number for number in range(10))
+        _work_of_many_kinds(mount.path)
+        mount.remount()
+        assert (mount.path / "mapped").read_bytes() == b"mapped" + bytes(10_000 - 6)
+        assert mount.fsck() == []
+
+
+def _work_of_many_kinds(folder: pathlib.Path) -> None:
+    path = folder / "mapped"
+    path.write_bytes(bytes(10_000))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[:6] = b"mapped"
+        mapped.flush()
+    assert path.read_bytes()[:6] == b"mapped"
+    path.rename(folder / "renamed")
+    (folder / "renamed").rename(path)
+    (folder / "rewritten").write_bytes(b"long " * 1000)
+    (folder / "rewritten").write_bytes(b"short")
+    assert (folder / "rewritten").read_bytes() == b"short"
+    (folder / "link").symlink_to("rewritten")
+    assert (folder / "link").read_bytes() == b"short"
+    os.chmod(folder / "rewritten", 0o4755)
+    with open(folder / "rewritten", "ab") as file:
+        file.write(b"er")
+    assert (folder / "rewritten").stat().st_mode & 0o7777 == 0o755
+    with contextlib.closing(sqlite3.connect(folder / "database")) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE t(x)")
+        database.executemany("INSERT INTO t VALUES (?)", ((each,) for each in range(100)))
+        database.commit()
+        assert database.execute("SELECT sum(x) FROM t").fetchone() == (4950,)
