@@ -5,6 +5,7 @@ A disk that does not keep its word makes the mount read-only. A handler that fai
 
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import resource
@@ -226,6 +227,7 @@ class Broken:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
+        self.places = itertools.count()
         faults = [Fault(each, "fail", armed_by=self.arm(each, "fail")) for each in (*HANDLERS, *WITHOUT_CALLER)]
         faults += [Fault(each, "give", armed_by=self.arm(each, "give"), value=value) for each, value in WRONG.items()]
         self.mount = FaultyMount(folder / "mount", folder / "state", None, *faults)
@@ -254,9 +256,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
 
 
 @pytest.fixture
-def place(broken: Broken, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+def place(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     """A folder in the broken mount with something of each kind, which is where the test works."""
-    path = broken.mount.path / f"place {abs(hash(request.node.name))}"
+    path = broken.mount.path / f"place{next(broken.places)}"
     path.mkdir()
     with monkeypatch.context() as here:
         here.chdir(path)
