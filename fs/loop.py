@@ -61,13 +61,13 @@ def threads_running() -> int:
     return int(trio.to_thread.current_default_thread_limiter().borrowed_tokens)
 
 
-def install() -> bool:
-    """Replaces pyfuse3's waiting. After `pyfuse3.init`, before `pyfuse3.main`, in the main thread. False: nothing was
-    changed."""
+def install(*, poll: bool) -> bool:
+    """Replaces pyfuse3's waiting; without `poll` it is guarded only. After `pyfuse3.init`, before `pyfuse3.main`, in
+    the main thread. False: nothing was changed."""
     device = device_descriptor()
     slow_path = getattr(pyfuse3, SLOW_PATH, None)
     if device is None or slow_path is None:
-        log.warning("this pyfuse3 cannot be polled: requests take longer")
+        log.warning("this pyfuse3 cannot be polled or guarded: requests take longer")
         return False
     signal.signal(signal.SIGALRM, lambda *_: None)
     ready = select.poll()
@@ -82,7 +82,7 @@ def install() -> bool:
             installed = True
         now = time.perf_counter()
         end = min(now + SPIN_SECONDS, guard.last_turn + TURN_SECONDS)
-        if not threads_running():
+        if poll and not threads_running():
             while now < end:
                 if ready.poll(0):
                     return True

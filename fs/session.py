@@ -31,8 +31,7 @@ def attach(adapter: Adapter, mountpoint: pathlib.Path, source: str, *, poll: boo
         options.add("allow_other")
     pyfuse3.init(adapter, str(mountpoint), options)
     device = loop.device_descriptor()
-    if poll:
-        loop.install()
+    loop.install(poll=poll)
     if renegotiate and device is not None:
         init.install(device)
 

@@ -167,6 +167,7 @@ def test_case_14_what_is_written_after_a_rename_is_there(folder: pathlib.Path, s
     assert (folder / "3").read_bytes() == b"before after and later"
 
 
+@pytest.mark.timeout(3600)
 @both_classes
 def test_case_15_a_reader_never_misses_a_file_that_is_replaced(folder: pathlib.Path, full: bool, suffix: str) -> None:
     path, stop = folder / f"x{suffix}", Flag()
@@ -216,6 +217,7 @@ def test_case_16_a_given_mtime_stays(shared: Mount, folder: pathlib.Path, full: 
     assert times() == given
 
 
+@pytest.mark.timeout(3600)
 def test_case_17_directories_of_30000_names_are_listed_whole(folder: pathlib.Path, full: bool) -> None:
     """30,000 names with --full, 3,000 otherwise: a request carries about 30 of them."""
     count, chance, path = 30_000 if full else 3000, random.Random(17), folder / "many"

@@ -5,6 +5,7 @@ ext4 does, the same runs on a plain folder.
 """
 
 import json
+import mmap
 import os
 import pathlib
 import random
@@ -287,7 +288,9 @@ def race(place: pathlib.Path, rounds: int, rewrite: Callable[[pathlib.Path, byte
                 continue
             letters = set(content)
             seen.add("whole" if len(content) == CONFIG_BYTES and len(letters) == 1 else "short or mixed")
-            if not letters <= set(b"abcd"):
+            if 0 in letters:
+                seen.add("NULs")
+            if not letters <= set(b"\0abcd"):
                 seen.add("bytes that nobody wrote")
         return seen
 
@@ -297,6 +300,7 @@ def race(place: pathlib.Path, rounds: int, rewrite: Callable[[pathlib.Path, byte
         return set().union(*(reader.wait() for reader in readers))
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["config.json", "config.jsonl"])
 def test_case_08_a_file_replaced_by_rename_is_never_seen_half(folder: pathlib.Path, full: bool, name: str) -> None:
     def replace(path: pathlib.Path, data: bytes) -> None:
@@ -304,13 +308,16 @@ def test_case_08_a_file_replaced_by_rename_is_never_seen_half(folder: pathlib.Pa
         temporary.write_bytes(data)
         os.replace(temporary, path)
 
-    assert race(folder, 5000 if full else 60, replace) == {"whole"}
+    assert race(folder, 1000 if full else 60, replace) == {"whole"}
 
 
+@pytest.mark.timeout(3600)
 def test_case_08_a_file_rewritten_in_place_is_seen_as_on_ext4(
     folder: pathlib.Path, tmp_path: pathlib.Path, full: bool
 ) -> None:
-    """O_TRUNC and a write: readers may see it empty, short or mixed, but it is there and holds what somebody wrote."""
+    """O_TRUNC and a write: readers may see it empty, short or mixed, but it is there and holds what somebody wrote.
+
+    On any FUSE filesystem a read that meets a truncation may give NULs, once (docs/semantics.md). They are not kept."""
 
     def rewrite(path: pathlib.Path, data: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
@@ -319,4 +326,12 @@ def test_case_08_a_file_rewritten_in_place_is_seen_as_on_ext4(
 
     allowed = {"whole", "short or mixed"}
     assert race(tmp_path, 100, rewrite) <= allowed
-    assert race(folder, 5000 if full else 60, rewrite) <= allowed
+    assert race(folder, 1000 if full else 60, rewrite) <= {*allowed, "NULs"}
+    path = folder / "config.json"
+    cached = path.read_bytes()
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    os.preadv(fd, [stored := mmap.mmap(-1, 1 << 15)], 0)
+    os.close(fd)
+    assert stored[: len(cached)] == cached
+    rewrite(path, b"a" * CONFIG_BYTES)
+    assert path.read_bytes() == b"a" * CONFIG_BYTES

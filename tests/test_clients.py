@@ -22,6 +22,8 @@ from faults import Fault, FaultyMount
 from mounting import wait_until
 from processes import Child, Counter, Flag, errno_of, running
 
+from deltapool.fs import control
+
 FSYNCING_THREADS = 150
 KILLS, KILLS_AT_ONCE = 200, 10
 HEALTH_SECONDS = 30.0
@@ -29,7 +31,8 @@ HEALTH_SECONDS = 30.0
 
 @pytest.fixture
 def mount(tmp_path: pathlib.Path) -> Iterator[FaultyMount]:
-    with FaultyMount(tmp_path / "mount", tmp_path / "state") as mounted:
+    mounted = FaultyMount(tmp_path / "mount", tmp_path / "state")
+    with mounted:
         yield mounted
 
 
@@ -45,6 +48,17 @@ def busy(path: pathlib.Path, count: Counter) -> Callable[[], None]:
             os.pread(fd, 4096, 0)
             if number % 4 == 0:
                 os.fsync(fd)
+            count.add()
+
+    return work
+
+
+def looking(path: pathlib.Path, count: Counter) -> Callable[[], None]:
+    """A client that has nothing open, so that its end is no request."""
+
+    def work() -> None:
+        for number in itertools.count():
+            errno_of(lambda at=number: os.stat(f"{path} {at}"))
             count.add()
 
     return work
@@ -72,16 +86,15 @@ def test_two_hundred_clients_killed_in_the_middle_of_requests_freeze_nothing(mou
     chance = random.Random(1)
     for batch in range(KILLS // KILLS_AT_ONCE):
         counters = [Counter() for _ in range(KILLS_AT_ONCE)]
-        workers = [busy(mount.path / f"client{number}", count) for number, count in enumerate(counters)]
-        ends = [chance.randrange(1, 15) for _ in workers]
+        client = looking if batch % 2 else busy
+        workers = [client(mount.path / f"client{number}", count) for number, count in enumerate(counters)]
+        least = chance.randrange(1, 15)
         with running(*workers) as children:
-            living = dict(zip(range(KILLS_AT_ONCE), children, strict=True))
-            while living:
-                ripe = [number for number in living if counters[number].value >= ends[number]]
-                for number in ripe:
-                    assert living.pop(number).kill() == signal.SIGKILL
-                if not ripe:
-                    time.sleep(0.001)  # sleeps: for the children, which are other processes
+            wait_until(lambda c=counters, n=least: min(each.value for each in c) >= n, "work of all clients")
+            for child in children:
+                os.kill(child.pid, signal.SIGKILL)  # all at once: requests of some are queued, and vanish
+            assert {child.reap() for child in children} == {signal.SIGKILL}
+        control.call(mount.state, "status", HEALTH_SECONDS)  # without a request, which would end a freeze
         check_health(mount.path, batch)
     assert mount.status()["fuse"]["handler_errors"] == 0
 
@@ -203,8 +216,8 @@ def _work_of_many_kinds(folder: pathlib.Path) -> None:
     (folder / "link").symlink_to("rewritten")
     assert (folder / "link").read_bytes() == b"short"
     os.chmod(folder / "rewritten", 0o4755)
-    with open(folder / "rewritten", "ab") as file:
-        file.write(b"er")
+    with open(folder / "rewritten", "ab") as appending:
+        appending.write(b"er")
     assert (folder / "rewritten").stat().st_mode & 0o7777 == 0o755
     with contextlib.closing(sqlite3.connect(folder / "database")) as database:
         database.execute("PRAGMA journal_mode = WAL")

@@ -41,7 +41,8 @@ def disk(tmp_path: pathlib.Path) -> Iterator[LoopDisk]:
 
 @pytest.fixture
 def mount(tmp_path: pathlib.Path, disk: LoopDisk) -> Iterator[FaultyMount]:
-    with FaultyMount(tmp_path / "mount", disk.path / "state") as mounted:
+    mounted = FaultyMount(tmp_path / "mount", disk.path / "state")
+    with mounted:
         yield mounted
 
 
