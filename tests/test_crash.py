@@ -25,6 +25,8 @@ from processes import Counter, Flag, errno_of, running
 from promises import Found
 from trees import seen
 
+from deltapool.fs import control
+
 pytestmark = pytest.mark.crash
 
 KEPT = 3  # loads of earlier rounds that stay in the volume
@@ -198,7 +200,7 @@ def test_a_kill_at_any_step_of_recovery_changes_nothing(daemon: FaultyMount, tmp
     daemon.start()
     scene = Scene(daemon.path)
     scene.make()
-    sync(daemon.path / "appended.jsonl")  # which notes it
+    control.call(daemon.state, "journals", 60)  # which notes them, and leaves them dirty
     with open(daemon.path / "rewritten", "wb", buffering=0) as unfinished:
         unfinished.write(b"half of the newest")
         daemon.kill()

@@ -73,7 +73,7 @@ def expect_read_only(mount: FaultyMount, said: str) -> None:
         lambda: work.write_bytes(b"new"),
         lambda: os.truncate(work, 5),
         lambda: append(journal, b"x"),
-        lambda: (mount.path / "another").write_bytes(b"x"),
+        lambda: (mount.path / "a new name").write_bytes(b"x"),
         lambda: (mount.path / "another directory").mkdir(),
         lambda: work.rename(mount.path / "renamed"),
         lambda: journal.unlink(),
