@@ -271,6 +271,19 @@ def test_what_was_renamed_before_a_kill_is_kept_by_an_fsync_after_it(machine: Ma
     assert os.listdir(machine.path) == ["new"]
 
 
+def test_bytes_go_only_after_the_removal_of_their_name_is_durable(machine: Machine) -> None:
+    path = machine.path / "file"
+    _sync(_written(path, b"bytes"))
+    live = machine.live_file(path)
+    path.unlink()
+    wait_until(lambda: not live.exists(), "the removal of the bytes")
+    write_back(live.parent)
+    machine.cut()
+    machine.start()
+    assert not path.exists()
+    assert machine.mount.fsck() == []
+
+
 def test_bytes_go_only_after_the_removal_of_their_name_is_durable_also_after_a_kill(machine: Machine) -> None:
     """Recovery finds a removal that is committed, but not on the disk, and the power goes while it frees the bytes."""
     _sync(_written(machine.path / "file", b"bytes"))
