@@ -37,8 +37,12 @@ def attach(adapter: Adapter, mountpoint: pathlib.Path, source: str, *, poll: boo
 
 
 async def serve() -> None:
-    """Answers the kernel until the filesystem is unmounted."""
-    await pyfuse3.main()
+    """Answers the kernel until the filesystem is unmounted. With a detached mount the kernel may end the connection
+    by aborting it when the last user lets go: that is an end like any other."""
+    try:
+        await pyfuse3.main()
+    except* ConnectionAbortedError:
+        pass
 
 
 def stop() -> None:
