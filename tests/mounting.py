@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from deltapool.fs import state
+
 COMMAND = [sys.executable, "-m", "deltapool.fs.cli"]
 RESCUE = pathlib.Path(__file__).parent.parent / "scripts" / "rescue"
 END_SECONDS = 60.0
@@ -49,7 +51,10 @@ class Mount:
 
     @property
     def pid(self) -> int:
-        return int((self.state / "lock").read_text())
+        """Of the daemon that serves. What a killed one has left in the file may be anybody's number by now."""
+        pid = state.holder(self.state)
+        assert pid, "nothing is mounted"
+        return pid
 
     def start(self, *arguments: str) -> None:
         if self.config is not None:
