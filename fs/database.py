@@ -131,14 +131,24 @@ class Database:
         if self._allocated - self._wal_end < self.limits.wal_reserve_bytes:
             self._reserve(self.limits.wal_reserve_least_bytes if frees else self.limits.wal_reserve_bytes)
 
-    def _reserve(self, least: int) -> None:
-        wanted = self._wal_end + 2 * self.limits.wal_reserve_bytes
+    def has_room(self, *, frees: bool = False) -> bool:
+        """Whether an operation may begin now. Raises ReadOnly if none may ever again."""
         try:
-            os.posix_fallocate(self._wal, 0, wanted)
-            self._allocated = wanted
-        except OSError as error:
-            if self._allocated - self._wal_end < least:
-                raise NoSpace(f"no room for the namespace's log: {error}") from None
+            self.check_writable(frees=frees)
+        except NoSpace:
+            return False
+        return True
+
+    def _reserve(self, least: int) -> None:
+        for wanted in (2 * self.limits.wal_reserve_bytes, least):
+            try:
+                os.posix_fallocate(self._wal, 0, self._wal_end + wanted)
+                self._allocated = max(self._allocated, self._wal_end + wanted)
+                return
+            except OSError as error:
+                reason = str(error)
+        if self._allocated - self._wal_end < least:
+            raise NoSpace(f"no room for the namespace's log: {reason}")
 
     @contextlib.contextmanager
     def operation(self, *, frees: bool = False) -> Iterator[int]:

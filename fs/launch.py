@@ -4,6 +4,7 @@ The background process is started by exec, not by fork, with its working directo
 through a pipe that it answers, or why it does not.
 """
 
+import contextlib
 import dataclasses
 import logging
 import logging.handlers
@@ -19,7 +20,8 @@ from deltapool.fs.errors import StateError, UserError
 READY = b"ready\n"
 START_SECONDS = 600.0  # recovery reads what was dirty: seconds for gigabytes
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-FREE_BYTES_LEAST = 16 << 20
+FREE_BYTES_LEAST = 16 << 20  # to make a volume
+FREE_BYTES_TO_REMOVE = 3 << 19  # to mount one and remove files: the namespace's log
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,13 +96,13 @@ def in_background(request: Request) -> None:
 def _listen(reading: int) -> bytes:
     said = b""
     with open(reading, "rb", buffering=0) as pipe:
-        while select.select([pipe], [], [], START_SECONDS)[0]:
+        while said != READY:
+            if not select.select([pipe], [], [], START_SECONDS)[0]:
+                raise UserError(f"it did not answer within {START_SECONDS:g} s, and goes on trying; the log has more")
             data = pipe.read(4096)
             if not data:
                 break
             said += data
-            if said == READY:
-                break
     return said
 
 
@@ -168,13 +170,18 @@ def prepare(request: Request) -> None:
 
 
 def _check_space(folder: pathlib.Path) -> None:
-    here = folder
+    """A volume that has filled its disk must still be mounted: how else would its files be removed?"""
+    here, needed = folder, FREE_BYTES_LEAST
+    if (folder / state.STATE_FILE).exists():
+        needed = FREE_BYTES_TO_REMOVE
+        with contextlib.suppress(FileNotFoundError):  # left by a daemon that was killed, with what it had reserved
+            needed -= os.stat(folder / f"{state.NAMESPACE_FILE}-wal").st_blocks * 512
     while not here.exists():
         here = here.parent
     found = os.statvfs(here)
     free = found.f_bavail * found.f_frsize
-    if free < FREE_BYTES_LEAST:
-        raise StateError(f"the disk of {folder} is full: {free} bytes are free, {FREE_BYTES_LEAST} are needed to mount")
+    if free < needed:
+        raise StateError(f"the disk of {folder} is full: {free} bytes are free, {needed} are needed to mount")
 
 
 def _read_config(request: Request) -> config.Config:

@@ -36,6 +36,7 @@ from deltapool.fs.stats import Stats
 
 NR_OPEN = pathlib.Path("/proc/sys/fs/nr_open")
 STOP_SECONDS = 10.0
+FLUSH_ROUNDS = 10  # at the end, when nothing changes any more: more are of no use
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +122,24 @@ async def _main(
         nursery.start_soon(_tell_ready, ready)
         await session.serve()
         nursery.cancel_scope.cancel()
-    while parts.inodes.dirty.keys() - settler.missing and parts.inodes.database.failure is None:
-        await settler.flush()
+    await _end(parts)
+
+
+async def _end(parts: Parts) -> None:
+    """Everything becomes durable and clean, if that is possible; the next mount recovers what is not."""
+    database, settler = parts.inodes.database, parts.settler
+    for _ in range(FLUSH_ROUNDS):
+        if database.failure is None and parts.inodes.dirty.keys() - settler.missing:
+            await settler.flush()
     await settler.reap()
-    if parts.inodes.database.failure is None:
-        parts.inodes.namespace.set_meta("clean", 1)
-        parts.inodes.database.commit()
-        await parts.inodes.database.durable(parts.inodes.database.committed)
+    if database.failure is not None:
+        return
+    if parts.inodes.dirty.keys() - settler.missing or not database.has_room(frees=True):
+        log.error("the disk is full: %d files are durable, but not noted as such", len(parts.inodes.dirty))
+        return
+    parts.inodes.namespace.set_meta("clean", 1)
+    database.commit()
+    await database.durable(database.committed)
 
 
 async def _commit(nursery: trio.Nursery, database: Database) -> None:

@@ -112,6 +112,10 @@ class Settler:
             self.database.fail(f"a journal could not be made durable: {errors.exceptions[0]}")
         if self.database.failure is not None:
             return
+        if not self.database.has_room():
+            for each in due:
+                self._end_note(each, None)  # durable, but not noted: it is tried again
+            return
         self.database.begin()
         for each in due:
             self._end_note(each, found[each.inode.ino])
@@ -288,6 +292,8 @@ class Settler:
             return
         await self.database.durable(max(self.names.dead[ino] for ino in ripe))
         await trio.to_thread.run_sync(self._remove, ripe)
+        if not self.database.has_room(frees=True):
+            return
         for ino in ripe:
             self.names.dead.pop(ino, None)  # another pass may have been faster
             self.store.rewriting.discard(ino)

@@ -63,8 +63,8 @@ class FaultyMount(Mount):
             self._config_file.write_text(self.config)
             request["config"] = str(self._config_file)
         reading, writing = os.pipe()
-        told = {"request": request, "boot": self.boot, "ready_fd": writing}
-        told["faults"] = [dataclasses.asdict(each) for each in self.faults]
+        faults = [dataclasses.asdict(each) for each in self.faults]
+        told = {"request": request, "boot": self.boot, "ready_fd": writing, "faults": faults}
         with open(self.state / "log" / "deltapool.log", "ab") as log:
             self._daemon = subprocess.Popen(
                 [sys.executable, __file__, json.dumps(told)],
@@ -224,10 +224,9 @@ def main() -> None:
     if told["boot"] is not None:
         recover.BOOT_ID = pathlib.Path(told["boot"])
     request = told["request"]
-    paths = {
-        name: pathlib.Path(request[name]) if request[name] else None for name in ("mountpoint", "folder", "config")
-    }
-    launch.in_foreground(launch.Request(volume=request["volume"], **paths), told["ready_fd"])
+    mountpoint, folder = pathlib.Path(request["mountpoint"]), pathlib.Path(request["folder"])
+    config = pathlib.Path(request["config"]) if request["config"] else None
+    launch.in_foreground(launch.Request(mountpoint, folder, request["volume"], config), told["ready_fd"])
 
 
 if __name__ == "__main__":

@@ -114,10 +114,8 @@ def _contents_differ(
         if kind == "file":
             file = script.files[int(number)]
             floor, content = _floor(file, reached, at, killed=killed), found[path][2]
-            if floor is None and not path.endswith(".jsonl"):
-                content = content.rstrip(
-                    b"\0"
-                )  # never synced: the filesystem below may keep a length without its bytes
+            if not path.endswith(".jsonl") and (floor is None or file.kind == "journal"):
+                content = content.partition(b"\0")[0]  # the filesystem below may keep a length without its bytes
             complaint = _differs(file, floor, content)
             if complaint is not None:
                 return f"{path} ({file.kind}): {complaint}"

@@ -291,3 +291,56 @@ def test_a_mount_on_a_full_disk_says_so_and_exits_1(mount: FaultyMount, disk: Lo
     filler.unlink()
     mount.start()
     written.check()
+
+
+@pytest.mark.parametrize("end", ["unmounted", "killed"])
+def test_a_volume_that_has_filled_its_disk_is_mounted_again_so_that_files_can_be_removed(
+    mount: FaultyMount, disk: LoopDisk, end: str
+) -> None:
+    written = Written(mount.path)
+    assert written.fill() == errno.ENOSPC
+    if end == "killed":
+        os.sync()  # the names too
+        disk.fill()  # what is left goes to another program
+        mount.kill()
+    else:
+        mount.stop()
+    deltapool("mount", mount.path, "--state", mount.state)
+    try:
+        written.check()
+        written.remove("file0")
+        written.remove("file1")
+        if end == "unmounted":
+            wait_until(lambda: _fits(written, "after"), "room for work")
+        written.check()
+    finally:
+        deltapool("umount", mount.path)
+
+
+def test_journals_are_noted_for_long_at_a_full_disk_without_a_failure(mount: FaultyMount, disk: LoopDisk) -> None:
+    """What is noted of them needs room in the namespace's log, and there is no more to be had."""
+    mount.stop()
+    mount.config = "[limits]\nnote_seconds = 0.001\nwal_reserve_bytes = 65536\nwal_reserve_least_bytes = 32768\n"
+    mount.start()
+    journal = mount.path / "journal.jsonl"
+    journal.write_bytes(b"0" * 4000)
+    with open(journal, "rb+", buffering=0) as file:
+        os.fsync(file.fileno())
+        filler, begin = disk.fill(), _logged(mount)
+        for number in range(200):
+            file.seek(0)
+            file.write(b"%04d" % number)  # in place: the journal needs no room
+            for _ in range(3):  # a note has time to be made
+                assert mount.status()["read_only"] is None, f"after {_logged(mount) - begin} bytes"
+        assert _logged(mount) - begin >= 32768, "else the room that was reserved has hardly been needed"
+        os.fsync(file.fileno())
+    assert mount.journals()[0]["bytes"] == 4000
+    mount.stop()
+    filler.unlink()
+    mount.start()
+    assert journal.read_bytes() == b"0199" + b"0" * 3996
+    assert mount.fsck() == []
+
+
+def _logged(mount: FaultyMount) -> int:
+    return int(mount.status()["namespace"]["bytes_logged"])

@@ -134,12 +134,14 @@ def _run_until_the_cut(machine: Machine, load: Load, chance: random.Random, arme
     end, operations = chance.randrange(20, 800), 0
     if chance.random() < 0.5:
         armed.touch()
-    while operations < end and not machine.mount.stopped:
+    while operations < end:
         operations += chance.randrange(1, 150)
         wait_until(
             lambda goal=operations: machine.mount.stopped or load.ended or load.operations >= goal, str(load.seeds)
         )
-        if not machine.mount.stopped and chance.random() < 0.7:
+        if machine.mount.stopped:
+            return
+        if chance.random() < 0.7:
             _write_something_back(machine, chance)
 
 
