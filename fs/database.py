@@ -92,6 +92,7 @@ class Database:
         self.wal_bytes_written = 0
         self.before_commit: Callable[[], None] = lambda: None
         self.wake = trio.Event()  # set when a transaction has been opened
+        self.in_operation = False
         self._operations = 0
         self._sync_lock = trio.Lock()
         self._checkpointing = False
@@ -156,12 +157,15 @@ class Database:
         self.check_writable(frees=frees)
         self.begin()
         self._execute("SAVEPOINT operation")
+        self.in_operation = True
         try:
             yield self.current
         except BaseException:
             self._execute("ROLLBACK TO operation")
             self._execute("RELEASE operation")
             raise
+        finally:
+            self.in_operation = False
         self._execute("RELEASE operation")
         self._operations += 1
         if self._operations >= self.limits.commit_operations:
@@ -221,7 +225,8 @@ class Database:
             self.synced = max(self.synced, target)
 
     def sync_now(self) -> None:
-        """What is committed survives a power cut. Waits for the disk: before the first request only. Raises OSError."""
+        """What is committed survives a power cut. Waits for the disk, and so does everybody else: for what must be
+        durable in the middle of a step of the loop. Raises OSError."""
         os.fdatasync(self._wal)
         self.synced = self.committed
 

@@ -9,6 +9,7 @@ first, then everything
   is looked at again.
 """
 
+import contextlib
 import itertools
 import stat
 from collections.abc import Callable, Coroutine
@@ -17,11 +18,12 @@ from typing import Any
 import trio
 
 from deltapool.fs.classes import FileClass
-from deltapool.fs.errors import Damaged, FilesystemError, FileTooLarge, Invalid, IsDirectory, ReadOnly
+from deltapool.fs.errors import Damaged, FilesystemError, FileTooLarge, Invalid, IsDirectory, NoSpace, ReadOnly
 from deltapool.fs.inode import Inode
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.journal import Journal
 from deltapool.fs.livefile import LiveFile
+from deltapool.fs.namespace import NULS_CUT, JournalNote
 from deltapool.fs.space import Space
 
 OFFSET_MAX = (1 << 63) - 1
@@ -59,7 +61,8 @@ class Files:
         inode.handles -= 1
         inode.writers -= writable
         if writable and not inode.writers and self.database.failure is None:
-            self.end_hold(inode)
+            with contextlib.suppress(NoSpace):  # the background work tries again
+                self.end_hold(inode)
             self.store_times(inode)
             if inode.ino in self.store.rewriting:
                 self.hurry()
@@ -86,12 +89,19 @@ class Files:
         if inode.journal is None:
             namespace = self.inodes.namespace
             note, segments = namespace.journal_note(inode.ino), namespace.segments(inode.ino)
-            inode.journal = Journal(inode.ino, inode.size, note, segments, self.limits.patch_ranges)
+            inode.journal = self._journal(inode, note, segments)
         return inode.journal
+
+    def _journal(self, inode: Inode, note: JournalNote | None, segments: list[tuple[bytes, int]]) -> Journal:
+        def before_cut(length: int) -> None:
+            self._before_cut(inode, journal, length)
+
+        journal = Journal(inode.ino, inode.size, note, segments, self.limits.patch_ranges, before_cut)
+        return journal
 
     def becomes_journal(self, inode: Inode) -> None:
         """A file of another class is a journal from now on, and all of it is new. Inside an operation."""
-        journal = inode.journal = Journal(inode.ino, inode.size, None, [], self.limits.patch_ranges)
+        journal = inode.journal = self._journal(inode, None, [])
         journal.counts.written, journal.counts.changed = inode.written, inode.size
         journal.nuls = inode.has_nuls or inode.inspected != inode.changes  # until it is looked through
         self.stats.work_written -= inode.written
@@ -179,9 +189,13 @@ class Files:
         """Returns how many bytes were written: fewer than given if the disk filled up on the way."""
         if offset + len(data) > OFFSET_MAX:
             raise FileTooLarge(f"offset {offset}")
-        old = await self._old_bytes(inode, offset, len(data))
-        if inode.file_class == FileClass.JOURNAL:
-            return self._write_journal(inode, offset, data, old)
+        while inode.file_class == FileClass.JOURNAL:
+            if awaits_cut(inode):
+                await self._sync_cut(inode)
+            elif (old := await self._old_bytes(inode, offset, len(data))) is not None:
+                accepted = self._write_journal(inode, offset, data, old)
+                if accepted is not None:
+                    return accepted
         self.space.take(len(data))
         live = self.live(inode)
         self._may_change(inode)
@@ -193,11 +207,12 @@ class Files:
         self._changed(inode, max(inode.size, offset + count))
         return count
 
-    async def _old_bytes(self, inode: Inode, offset: int, size: int) -> bytes:
-        """What a write to a journal is to be compared with. Cold bytes are waited for before anything is decided."""
+    async def _old_bytes(self, inode: Inode, offset: int, size: int) -> bytes | None:
+        """What a write to a journal is to be compared with. Cold bytes are waited for before anything is decided. None
+        if something else must be looked at again first."""
         for tries in itertools.count():
-            if inode.file_class != FileClass.JOURNAL:
-                return b""
+            if inode.file_class != FileClass.JOURNAL or awaits_cut(inode):
+                return None
             live = self.live(inode)
             overlap = self.journal(inode).overlap(offset, size)
             old = live.read_now(offset, overlap) if overlap else b""
@@ -209,17 +224,53 @@ class Files:
                 await trio.to_thread.run_sync(live.read, offset, overlap)
         raise AssertionError("not reached")
 
-    def _write_journal(self, inode: Inode, offset: int, data: bytes, old: bytes) -> int:
+    async def _sync_cut(self, inode: Inode) -> None:
+        """A journal became shorter, and the disk must know before other bytes come where the old ones were. Else it
+        may get those first, in the same block, and a power cut leaves the old length, with old bytes behind them."""
+        self.store_times(inode)
+        live, changes = self.live(inode), inode.changes
+        try:
+            with live.in_use():
+                await self._sync_data(live)
+        except OSError as error:
+            raise self._unsynced(inode, error) from error
+        inode.synced = max(inode.synced, changes)
+
+    def _before_cut(self, inode: Inode, journal: Journal, length: int) -> None:
+        """Its live file is about to become shorter. Where NULs are no sign of lost bytes, recovery must know, durably:
+        the zeros that the filesystem below puts behind the new end, in the same block, may reach the disk first. This
+        waits for the disk on the loop; it is as rare as such journals are."""
+        inode.changes += 1
+        inode.cut = inode.changes
+        if not journal.nuls or journal.durable <= length or not inode.nlink:
+            return
+        note = journal.note._replace(nuls=NULS_CUT, durable=length)
+        if self.database.in_operation:  # it is about to be no journal any more
+            self.inodes.namespace.note_journal(inode.ino, note)
+            return
+        with self.database.operation(frees=True) as transaction:
+            self.inodes.namespace.note_journal(inode.ino, note)
+            inode.transaction = transaction
+        self.database.commit()
+        try:
+            self.database.sync_now()
+        except OSError as error:
+            raise self._unsynced(inode, error) from error
+
+    def _write_journal(self, inode: Inode, offset: int, data: bytes, old: bytes) -> int | None:
+        """None if the journal was cut back instead, and the write is to be tried again."""
         live, journal = self.live(inode), self.journal(inode)
         self._may_change(inode)
         if journal.has_new_nuls(offset, data):
             self._note_nuls(inode, journal)
         try:
-            accepted, written = journal.write(live, offset, data, old)
+            done = journal.write(live, offset, data, old)
         finally:
             self._changed(inode, journal.visible_length)
-        self.stats.live_written += written
-        return accepted
+        if done is None:
+            return None
+        self.stats.live_written += done[1]
+        return done[0]
 
     def _note_nuls(self, inode: Inode, journal: Journal) -> None:
         """From now on a NUL in this journal is no sign of lost bytes. Committed before the first one is written."""
@@ -253,13 +304,16 @@ class Files:
             journal.truncate(live, length)
             self._changed(inode, journal.visible_length)
             return
-        if length == 0 and inode.size > 0 and not live.is_new and inode.nlink:
+        shorter = length < inode.size
+        if length == 0 and shorter and not live.is_new and inode.nlink:
             inode.live = self.store.begin_rewrite(inode.ino)
             inode.truncated_at = self.clock.steady()
             live.close()
         else:
             live.truncate(length)
         self._changed(inode, length)
+        if shorter:
+            inode.cut = inode.changes
         if not inode.writers and inode.ino in self.store.rewriting:
             self.hurry()
 
@@ -289,7 +343,7 @@ class Files:
         self.store_times(inode)
         if self.is_durable(inode):
             return
-        live, changes, size = self.live(inode), inode.changes, inode.size
+        live, changes, size, cut = self.live(inode), inode.changes, inode.size, inode.cut
         try:
             with live.in_use():
                 if inode.ino in self.store.fresh and not live.is_new:
@@ -297,21 +351,26 @@ class Files:
                 else:
                     await self._sync_data(live)
                 for _ in range(SYNC_TRIES):
-                    if not live.is_new or inode.changes == changes:
+                    if inode.cut == cut and (not live.is_new or inode.changes == changes):
                         break
-                    changes, size = inode.changes, inode.size  # it went on changing: what replaces the old is whole
+                    # It went on changing, and what replaces the old is whole. Or it became shorter, and grew again.
+                    changes, size, cut = inode.changes, inode.size, inode.cut
                     await self._sync_data(live)
                 if live.is_new and inode.live is live:
                     self.promote(inode)
                 if inode.ino in self.store.fresh:
                     await self._sync_folder(inode)
         except OSError as error:
-            self.database.fail(f"the live file of inode {inode.ino} could not be made durable: {error}")
-            raise ReadOnly(self.database.failure) from error
+            raise self._unsynced(inode, error) from error
         inode.synced = max(inode.synced, changes)
         self.close_live(inode)
-        if inode.journal is not None and inode.journal.nuls and inode.nlink:
+        if inode.journal is not None and inode.journal.nuls and inode.nlink and inode.cut == cut:
             self._note_durable(inode, inode.journal, size)
+
+    def _unsynced(self, inode: Inode, error: OSError) -> ReadOnly:
+        """A sync failed: nobody knows what is durable, so nothing is written any more."""
+        self.database.fail(f"the live file of inode {inode.ino} could not be made durable: {error}")
+        return ReadOnly(self.database.failure)
 
     async def _sync_data(self, live: LiveFile) -> None:
         await trio.to_thread.run_sync(self.store.sync_data, live.fd)
@@ -373,6 +432,11 @@ async def both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None])
         nursery.start_soon(attempt, other)
     if failed:
         raise failed[0]
+
+
+def awaits_cut(inode: Inode) -> bool:
+    """Whether the live file became shorter, and that is not known to be durable. Without a name it need not be."""
+    return inode.cut > inode.synced and inode.nlink > 0
 
 
 def without_set_id(mode: int) -> int:

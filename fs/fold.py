@@ -13,9 +13,11 @@ reaches:
 
 While held, not a byte of the live file is touched. So at any instant it is either the old content, whole, or exactly
 the new content so far; never a mixture. A write at the cursor of the bytes that are there moves the cursor. The first
-byte that differs, or a gap, ends the hold: the file is truncated, for real, where the new content still equals the old
-one, and written on from there. It also ends, with nothing dropped, when the cursor reaches the length, and from outside
-by `release`. POSIX is kept throughout: `visible_length` is the size, and live[:visible_length] the content.
+byte that differs, or a gap, has the file truncated, for real, where the new content still equals the old one, and only
+then, in a plan of its own, is it written on from there: between the two the caller waits until the disk knows of the
+truncation, or a power cut could leave the old length, with old bytes behind new ones. The hold also ends, with nothing
+dropped, when the cursor reaches the length, and from outside by `release`. POSIX is kept throughout: `visible_length`
+is the size, and live[:visible_length] the content.
 
 A write below the cursor that differs ends the hold too, at the cursor. To patch there and hold on would leave a file
 that is neither the old one nor the new one if the host died.
@@ -156,6 +158,7 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     changed_bytes: int = 0
+    again: bool = False  # nothing was written yet: ask again when the truncation is durable
 
 
 NOTHING = Plan()
@@ -181,7 +184,7 @@ class Fold:
         return self.length if self.held_at is None else self.held_at
 
     def overlap_bytes(self, offset: int, size: int) -> int:
-        """How many bytes of the live file, from `offset`, `write` wants as `old`."""
+        """How many bytes of the live file, from `offset`, `write` wants as `old`. A plan may change that."""
         return max(0, min(offset + size, self.length) - offset)
 
     def write(self, offset: int, data: bytes | memoryview, old: bytes | memoryview) -> Plan:
@@ -238,18 +241,17 @@ class Fold:
     def _write_held(self, cursor: int, offset: int, data: bytes | memoryview, old: bytes | memoryview) -> Plan:
         end = offset + len(data)
         if offset > cursor:
-            return Plan((self._drop(cursor), *self._write_through(offset, data, b"").actions), len(data))
+            return Plan((self._drop(cursor),), again=True)
         equal = common_prefix(bytes(old), bytes(data))
         if equal == len(data):
             self._move(max(cursor, end))
             return NOTHING
-        dropped: tuple[Action, ...] = ()
-        if offset + equal == self.length:
-            self.held_at = None  # the old content is all there again, and goes on: nothing to drop
-        else:
-            dropped = (self._drop(max(cursor, offset + equal)),)
-        plan = self._write_through(offset, data, old[: self.length - offset])
-        return Plan(dropped + plan.actions, plan.changed_bytes)
+        if offset + equal < self.length:
+            self.length = max(cursor, offset + equal)
+            self._move(cursor)
+            return Plan((Truncate(self.length),), again=True)
+        self.held_at = None  # the old content is all there again, and goes on: nothing to drop
+        return self._write_through(offset, data, old)
 
     def _move(self, cursor: int) -> None:
         self.held_at = cursor if cursor < self.length else None

@@ -8,8 +8,10 @@ What changed is kept as ranges of the live file (`extents.Pending`), never as a 
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from deltapool.cas.digest import SEGMENT_BYTES, ZERO_SEGMENT_DIGEST, SegmentDigests, journal_digest
+from deltapool.fs.errors import FilesystemError
 from deltapool.fs.extents import AppendRange, PatchRange, Pending
 from deltapool.fs.fold import Extend, Fold, Plan, Truncate, Write
 from deltapool.fs.inode import Ino
@@ -21,6 +23,7 @@ from deltapool.fs.stats import JournalCounts
 
 class Journal:
     __slots__ = (
+        "_before_cut",
         "_disturbed",
         "_inflight",
         "_lines",
@@ -38,10 +41,18 @@ class Journal:
     )
 
     def __init__(
-        self, ino: Ino, length: int, note: JournalNote | None, segments: list[tuple[bytes, int]], ranges_max: int
+        self,
+        ino: Ino,
+        length: int,
+        note: JournalNote | None,
+        segments: list[tuple[bytes, int]],
+        ranges_max: int,
+        before_cut: Callable[[int], None] = lambda length: None,
     ) -> None:
-        """`note` and `segments` are what the namespace knows of it; a note for another length only lends its counts."""
+        """`note` and `segments` are what the namespace knows of it; a note for another length only lends its counts.
+        `before_cut` is told how long the live file will be before it becomes shorter, and may raise."""
         self.ino = ino
+        self._before_cut = before_cut
         self.fold = Fold(length)
         self.counts = JournalCounts(note.written, note.changed, note.read, note.folded) if note else JournalCounts()
         self.nuls = bool(note.nuls) if note else False
@@ -78,14 +89,16 @@ class Journal:
         """Whether this write brings the journal's first NUL: given, or implied by a gap."""
         return not self.nuls and (offset > self.visible_length or b"\0" in data)
 
-    def write(self, live: LiveFile, offset: int, data: bytes, old: bytes) -> tuple[int, int]:
+    def write(self, live: LiveFile, offset: int, data: bytes, old: bytes) -> tuple[int, int] | None:
         """Writes what differs. Returns the bytes accepted, fewer than given if the disk filled up, and the bytes that
-        went to the live file."""
+        went to the live file. None: it was cut back for this write, which is to be tried again when that is durable."""
         was_held = self.held
         plan = self.fold.write(offset, data, old)
         if was_held and not self.held:
-            self.counts.folded += all(action.length > 0 for action in plan.actions if isinstance(action, Truncate))
+            self.counts.folded += not plan.again or self.fold.length > 0
         accepted, written = self._execute(live, plan, data)
+        if plan.again:
+            return None
         self.counts.written += accepted
         self.counts.changed += plan.changed_bytes if accepted == len(data) else min(written, plan.changed_bytes)
         return accepted, written
@@ -109,6 +122,7 @@ class Journal:
             for action in plan.actions:
                 match action:
                     case Truncate(length):
+                        self._before_cut(length)
                         live.truncate(length)
                         self._cut(length)
                     case Extend(length):
@@ -124,7 +138,7 @@ class Journal:
                         if count < end - start:
                             self.resync(live.stat().st_size)
                             return start + count, written
-        except OSError:
+        except (OSError, FilesystemError):
             self.resync(live.stat().st_size)
             raise
         return len(data), written

@@ -24,7 +24,7 @@ from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.livefile import LiveStore
-from deltapool.fs.namespace import LiveNote, Namespace
+from deltapool.fs.namespace import NULS, NULS_CUT, JournalNote, LiveNote, Namespace
 from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER, LOST_FOLDER
 
 BLOCK = 1 << 20
@@ -74,6 +74,9 @@ def recover(namespace: Namespace, store: LiveStore) -> Recovery:
         if namespace.live_note(ino) != LiveNote(found.st_size, found.st_mtime_ns, found.st_ctime_ns):
             inode.mtime_ns, inode.ctime_ns = found.st_mtime_ns, max(inode.ctime_ns, found.st_mtime_ns)
         namespace.touch(inode)
+        note = namespace.journal_note(ino)
+        if note is not None and note.nuls:
+            namespace.note_journal(ino, note._replace(nuls=NULS, durable=found.st_size))
     namespace.close_graves(graves)
     namespace.set_meta("clean", 0)
     namespace.set_meta("boot", boot)
@@ -105,16 +108,27 @@ def cut_lost_tail(namespace: Namespace, store: LiveStore, ino: Ino, recovery: Re
     """After an unclean stop: ends a dirty journal before its first byte that was lost, and has its digest taken anew.
 
     A journal that never had a NUL ends before its first one. One that has some is cut only after another boot (before
-    it, the page cache kept everything), and only behind what was durable."""
+    it, the page cache kept everything), and only behind what was durable; where that is if it was being cut back to it,
+    since the filesystem below may have filled its last block with zeros before the new length was durable."""
     note = namespace.journal_note(ino)
-    start = 0 if note is None or not note.nuls else None if recovery.same_boot else note.durable
-    length = None if start is None else first_nul(store.path(ino), start)
+    length = first_lost(store.path(ino), note, same_boot=recovery.same_boot)
     if length is not None:
         os.truncate(store.path(ino), length)
     if note is not None:
         namespace.database.begin()
         namespace.note_journal(ino, note._replace(length=-1))
     return length is not None
+
+
+def first_lost(path: str, note: JournalNote | None, *, same_boot: bool) -> int | None:
+    """Where a journal ends after an unclean stop, None if it is whole."""
+    if note is None or not note.nuls:
+        return first_nul(path)
+    if same_boot:
+        return None
+    if note.nuls == NULS_CUT and os.stat(path).st_size > note.durable:
+        return note.durable
+    return first_nul(path, note.durable)
 
 
 def first_nul(path: str, start: int = 0) -> int | None:
@@ -207,6 +221,7 @@ class Audit:
         inode.size, inode.mtime_ns = found.st_size, found.st_mtime_ns
         inode.marked = True
         inode.changes += 1
+        inode.cut = inode.changes  # maybe: see `Files._sync_cut`
         self.inodes.dirty[ino] = inode
         self.changed.append(ino)
         log.warning("inode %d: its live file %s is not as it was noted", ino, self.inodes.store.path(ino))

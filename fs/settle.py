@@ -20,7 +20,7 @@ import trio
 from deltapool.cas.digest import SEGMENT_BYTES, Read
 from deltapool.fs.classes import FileClass
 from deltapool.fs.delta import Delta
-from deltapool.fs.errors import FilesystemError
+from deltapool.fs.errors import FilesystemError, NoSpace
 from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import join
@@ -85,7 +85,8 @@ class Settler:
                 if not self._is_there(inode):
                     continue
                 if journal.held and (everything or now - inode.changed_at >= self.limits.hold_back_seconds):
-                    self.files.end_hold(inode)
+                    with contextlib.suppress(NoSpace):  # it stays held, and is tried again
+                        self.files.end_hold(inode)
                 if journal.wants_note:
                     name = self._name(inode) if self.sink is not None else b""
                     due.append(Due(inode, journal, journal.begin_note(inode.mtime_ns), name))

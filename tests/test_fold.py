@@ -117,6 +117,7 @@ class Rig:
     model: bytearray = field(init=False)
     fold: Fold = field(init=False)
     written_bytes: int = 0
+    cut: Plan = NOTHING  # what the last write had cut off before
 
     def __post_init__(self) -> None:
         self.model = bytearray(self.live)
@@ -124,11 +125,21 @@ class Rig:
 
     def write(self, offset: int, data: bytes) -> Plan:
         seen = bytes(self.model)
-        if data:
-            self.model.extend(bytes(max(0, offset - len(self.model))))
-            self.model[offset : offset + len(data)] = data
+        plan, self.cut = self.ask(offset, data), NOTHING
+        if plan.again:
+            new = bytearray(seen)
+            overwrite(new, offset, data)
+            assert plan.changed_bytes == 0
+            self.cut = self.run(plan, bytes(new))
+            plan = self.ask(offset, data)
+            assert not any(isinstance(action, Truncate) for action in plan.actions)
+        assert not plan.again
+        overwrite(self.model, offset, data)
+        return self.run(plan, seen, data)
+
+    def ask(self, offset: int, data: bytes) -> Plan:
         old = bytes(self.live[offset : offset + self.fold.overlap_bytes(offset, len(data))])
-        return self.run(self.fold.write(offset, data, old), seen, data)
+        return self.fold.write(offset, data, old)
 
     def truncate(self, length: int) -> Plan:
         seen = bytes(self.model)
@@ -142,7 +153,7 @@ class Rig:
         return plan
 
     def run(self, plan: Plan, seen: bytes, data: bytes = b"") -> Plan:
-        """`seen` is what readers saw before."""
+        """`seen` is what readers saw before, or are to see later."""
         before = bytes(self.live)
         for action in plan.actions:
             match action:
@@ -158,12 +169,18 @@ class Rig:
                     self.live[offset : offset + end - start] = data[start:end]
                     self.written_bytes += end - start
         if self.fold.held_at is not None:
-            assert self.live == before, "held, and yet the live file was touched"
+            assert plan.again or self.live == before, "held, and yet the live file was touched"
             assert self.fold.held_at < len(self.live)
         assert self.fold.length == len(self.live)
         assert self.fold.visible_length == len(self.model)
         assert self.live[: len(self.model)] == self.model
         return plan
+
+
+def overwrite(content: bytearray, offset: int, data: bytes) -> None:
+    if data:
+        content.extend(bytes(max(0, offset - len(content))))
+        content[offset : offset + len(data)] = data
 
 
 def resize(content: bytearray, length: int) -> None:
@@ -203,7 +220,8 @@ def test_a_truncation_to_nothing_is_held_back() -> None:
     assert rig.write(0, b"old ") == NOTHING
     assert rig.write(1, b"ld") == NOTHING  # written again, below the cursor
     assert rig.fold.visible_length == 4
-    assert rig.write(4, b"context\n") == Plan((Truncate(9), Write(9, 5, 8)), 3)
+    assert rig.write(4, b"context\n") == Plan((Write(9, 5, 8),), 3)
+    assert rig.cut.actions == (Truncate(9),)
     assert rig.fold.held_at is None
 
 
@@ -236,7 +254,8 @@ def test_a_gap_ends_the_hold() -> None:
     rig = Rig(bytearray(b"old content\n"))
     rig.truncate(0)
     rig.write(0, b"old ")
-    assert rig.write(6, b"n") == Plan((Truncate(4), Write(6, 0, 1)), 1)
+    assert rig.write(6, b"n") == Plan((Write(6, 0, 1),), 1)
+    assert rig.cut.actions == (Truncate(4),)
     assert rig.live == b"old \0\0n"
 
 
@@ -245,7 +264,19 @@ def test_a_difference_below_the_cursor_ends_the_hold_at_the_cursor() -> None:
     rig = Rig(bytearray(b"old content\n"))
     rig.truncate(0)
     rig.write(0, b"old c")
-    assert rig.write(0, b"o1d cx") == Plan((Truncate(5), Write(1, 1, 6)), 2)
+    assert rig.write(0, b"o1d cx") == Plan((Write(1, 1, 6),), 2)
+    assert rig.cut.actions == (Truncate(5),)
+
+
+def test_the_hold_goes_on_while_what_differs_is_cut_off() -> None:
+    """Nobody sees a byte of a write that has not been accepted yet."""
+    fold = Fold(12)
+    fold.truncate(0)
+    fold.write(0, b"old ", b"old ")
+    assert fold.write(4, b"context\n", b"content\n") == Plan((Truncate(9),), again=True)
+    assert (fold.length, fold.held_at, fold.visible_length) == (9, 4, 4)
+    assert fold.write(4, b"context\n", b"conte") == Plan((Write(9, 5, 8),), 3)
+    assert (fold.length, fold.held_at) == (12, None)
 
 
 def test_truncations_while_held_move_the_cursor_back() -> None:
@@ -269,7 +300,8 @@ def test_a_failed_truncation_leaves_the_hold() -> None:
     fold.release()
     fold.reset(10)
     assert (fold.length, fold.held_at) == (10, 3)
-    fold.write(3, b"x", b"d")
+    assert fold.write(3, b"x", b"d").again
+    fold.write(3, b"x", b"")
     fold.reset(3)  # truncated, but not written
     assert (fold.length, fold.held_at) == (3, None)
 

@@ -12,12 +12,12 @@ import os
 import pathlib
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from crashing import HURRIED, Load, cut, some_step, without_inodes
 from faults import Fault, FaultyMount
-from loopdisk import LoopDisk, unavailable, write_back
+from loopdisk import LoopDisk, unavailable, write_back, write_back_pages
 from mounting import wait_until
 from promises import Found
 
@@ -237,6 +237,82 @@ def test_a_journal_ends_before_the_bytes_that_it_lost_also_if_it_was_another_fil
     assert b"\0" not in content
     assert content == b'{"n": 1}\n' * 400 or written.startswith(content)
     assert len(content) >= len(b'{"n": 1}\n' * 10)
+
+
+LATE = "[limits]\nnote_seconds = 1000"  # no background work comes between
+
+
+def _rewritten(path: pathlib.Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _shortened(path: pathlib.Path, content: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(900)
+        file.seek(900)
+        file.write(content[900:])
+
+
+def _appended_later(path: pathlib.Path, content: bytes) -> None:
+    os.truncate(path, 900)
+    with open(path, "ab", buffering=0) as file:
+        file.writelines(content[start : start + 1000] for start in range(900, len(content), 1000))
+
+
+@pytest.mark.parametrize("filler", [b"-", b"\0"], ids=("text", "nuls"))
+@pytest.mark.parametrize("change", [_rewritten, _shortened, _appended_later])
+def test_a_journal_that_was_cut_back_never_has_old_bytes_behind_new_ones(
+    machine: Machine, change: Callable[[pathlib.Path, bytes], None], filler: bytes
+) -> None:
+    """The disk has the new bytes, in the place of old ones, but did not hear yet that the file became shorter."""
+    machine.mount.stop()
+    machine.start(config=LATE)
+    journal = machine.path / "j.jsonl"
+    old = b"old" * 6000
+    new = old[:900] + b"new" * 3000
+    _sync(_written(journal, old.replace(b"d", filler)))
+    change(journal, new.replace(b"d", filler).replace(b"n", filler))
+    write_back_pages(machine.live_file(journal))
+    machine.cut()
+    machine.start()
+    found = journal.read_bytes()
+    assert found == old.replace(b"d", filler) or new.replace(b"d", filler).replace(b"n", filler).startswith(found)
+    assert len(found) >= 900
+    assert machine.mount.fsck() == []
+
+
+@pytest.mark.parametrize("filler", [b"-", b"\0"], ids=("text", "nuls"))
+def test_a_journal_that_was_cut_back_has_no_zeros_before_old_bytes(machine: Machine, filler: bytes) -> None:
+    """What the filesystem below does to the rest of the last block is on the disk, the new size is not."""
+    machine.mount.stop()
+    machine.start(config=LATE)
+    journal = machine.path / "j.jsonl"
+    old = (b"old" * 6000).replace(b"d", filler)
+    _sync(_written(journal, old))
+    os.truncate(journal, 901)
+    write_back_pages(machine.live_file(journal))
+    machine.cut()
+    machine.start()
+    assert journal.read_bytes() in (old, old[:901])
+
+
+def test_what_is_synced_after_a_cut_is_kept_with_its_nuls(machine: Machine) -> None:
+    """Of a journal in which NULs belong, cut back, written on and synced, nothing is lost with what comes later."""
+    machine.mount.stop()
+    machine.start(config=LATE)
+    journal = machine.path / "j.jsonl"
+    _sync(_written(journal, b"o\0d" * 6000))
+    os.truncate(journal, 900)
+    with open(journal, "ab") as file:
+        file.write(b"\0synced" * 1000)
+        file.flush()
+        os.fsync(file.fileno())
+        file.write(b"\0not synced" * 1000)
+    write_back(machine.live_file(journal))
+    machine.cut()
+    machine.start()
+    found = journal.read_bytes()
+    assert found.startswith(b"o\0d" * 300 + b"\0synced" * 1000)
 
 
 def test_everything_is_there_when_the_power_goes_after_umount_returned(machine: Machine) -> None:

@@ -222,6 +222,8 @@ class Live:
                 self.pending.written(action.offset, action.offset + action.end - action.start)
             else:
                 self.resize(action.length, longer=isinstance(action, Extend))
+        if plan.again:
+            self.write(offset, data)
 
     def truncate(self, length: int) -> None:
         for action in self.fold.truncate(length).actions:

@@ -39,8 +39,9 @@ class File:
 
     def write(self, offset: int, data: bytes) -> None:
         size = self.journal.overlap(offset, len(data))
-        self.journal.write(self.live, offset, data, self.live.read(offset, size) if size else b"")
-        if data:
+        if self.journal.write(self.live, offset, data, self.live.read(offset, size) if size else b"") is None:
+            self.write(offset, data)
+        elif data:
             self.visible.extend(bytes(max(0, offset - len(self.visible))))
             self.visible[offset : offset + len(data)] = data
 
