@@ -130,6 +130,13 @@ class Side:
             if sync:
                 mapped.flush()
 
+    def set_xattr(self, what: bytes | int, name: str, value: bytes, flags: int) -> None:
+        """Not if it has this value: that is a change in some filesystems only."""
+        with contextlib.suppress(OSError):
+            if os.getxattr(what, name) == value:
+                return
+        os.setxattr(what, name, value, flags)
+
     def list(self, name: bytes) -> list[tuple[bytes, str]]:
         with os.scandir(self.path(name)) as entries:
             found = list(entries)

@@ -31,13 +31,17 @@ from mounting import Mount
 
 from deltapool.fs import control
 
-STEPS = 100
+STEPS = 200
 COMPARE_EVERY = 10
+LIVED = 60  # steps, so that there is something to be kept
 LINE = 160
 
 FOLDERS = (b"", b"d/", b"d/e/", b"k.jsonl/")
 NAMES = (b"a", b"b.jsonl", b"c.jsonl", b"b.jsonl.lock", b"n\xe9\xff.jsonl", b"new\nline", b"d", b"e", b"k.jsonl")
-paths = st.builds(lambda folder, name: folder + name, st.sampled_from(FOLDERS), st.sampled_from(NAMES))
+anywhere = st.builds(lambda folder, name: folder + name, st.sampled_from(FOLDERS), st.sampled_from(NAMES))
+MEETING = (b"a", b"b.jsonl", b"d/b.jsonl")  # most operations meet what others have left there
+meeting = st.sampled_from(MEETING)
+paths = st.one_of(meeting, meeting, anywhere)
 links = st.sampled_from((b"a", b"b.jsonl", b"../a", b"d", b"e/b.jsonl", b"nowhere", b"k.jsonl", b"." * 300))
 slots = st.integers(0, 3)
 sizes = st.one_of(st.integers(0, 100), st.sampled_from((4095, 4096, 4097, 8193, 70_000, 1 << 20, (1 << 20) + 1)))
@@ -64,7 +68,7 @@ def stream(seed: int, offset: int, size: int) -> bytes:
 
 
 class Operations(RuleBasedStateMachine):
-    """Each run has a folder of its own on both sides. `restarts` is drawn first, so that few runs wait for mounts."""
+    """Each run has a folder of its own on both sides, and one restart: a mount takes as long as many steps."""
 
     mounted: ClassVar[Mount]
     plain: ClassVar[pathlib.Path]
@@ -78,13 +82,15 @@ class Operations(RuleBasedStateMachine):
         for folder in self.folders:
             (folder / "d" / "e").mkdir(parents=True)
             (folder / "k.jsonl").mkdir()
+            for number, name in enumerate(MEETING):
+                (folder / os.fsdecode(name)).write_bytes(stream(0, 0, 9000 * number))
         self.pair = Pair(*(os.fsencode(folder) for folder in self.folders), exact=self.exact)
         self.restarts: list[str] = []
         self.script: list[str] = []  # what was done, and what came of it
 
-    @initialize(restarts=st.lists(st.sampled_from(("remount", "crash")), max_size=1))
-    def plan(self, restarts: list[str]) -> None:
-        self.restarts = list(restarts)
+    @initialize(restart=st.sampled_from(("remount", "crash")))
+    def plan(self, restart: str) -> None:
+        self.restarts = [restart]
 
     def teardown(self) -> None:
         try:
@@ -146,6 +152,28 @@ class Operations(RuleBasedStateMachine):
 
         self.do(act, name)
 
+    @rule(name=meeting, seed=seeds, size=sizes)
+    def append(self, name: bytes, seed: int, size: int) -> None:
+        def act(side: Side) -> int:
+            fd = os.open(side.path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+            try:
+                return os.write(fd, stream(seed, os.fstat(fd).st_size, size))
+            finally:
+                os.close(fd)
+
+        self.do(act, name)
+
+    @rule(name=meeting, seeds_=st.tuples(seeds, seeds), cut=sizes, size=sizes)
+    def rewrite_open(self, name: bytes, seeds_: tuple[int, int], cut: int, size: int) -> None:
+        """The same on both sides of `cut`, or not; left open, so that what is held back is looked at."""
+
+        def act(side: Side) -> None:
+            side.open(0, name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.write(side.slots[0], stream(seeds_[0], 0, min(cut, size)))
+            os.write(side.slots[0], stream(seeds_[1], min(cut, size), max(0, size - cut)))
+
+        self.do(act, name)
+
     @rule(old=paths, new=paths)
     def rename(self, old: bytes, new: bytes) -> None:
         self.do(lambda side: os.rename(side.path(old), side.path(new)), old, new)
@@ -168,17 +196,17 @@ class Operations(RuleBasedStateMachine):
     def symlink(self, to: bytes, name: bytes) -> None:
         self.do(lambda side: os.symlink(to, side.path(name)), name)
 
-    @rule(name=paths)
-    def readlink(self, name: bytes) -> None:
+    @rule(name=paths, folder=st.booleans())
+    def remove(self, name: bytes, folder: bool) -> None:
+        self.do(lambda side: (os.rmdir if folder else os.unlink)(side.path(name)), name)
+
+    @rule(name=st.one_of(paths, st.sampled_from(FOLDERS)), xattr=xattrs)
+    def look(self, name: bytes, xattr: str) -> None:
+        """In every way that looks at a name; through links, unlike the comparison."""
+        self.do(lambda side: model.Look.of(os.stat(side.path(name))), name)
+        self.do(lambda side: side.list(name))
         self.do(lambda side: os.readlink(side.path(name)), name)
-
-    @rule(name=paths)
-    def unlink(self, name: bytes) -> None:
-        self.do(lambda side: os.unlink(side.path(name)), name)
-
-    @rule(name=paths)
-    def rmdir(self, name: bytes) -> None:
-        self.do(lambda side: os.rmdir(side.path(name)), name)
+        self.do(lambda side: os.getxattr(side.path(name), xattr), name)
 
     @rule(name=paths, mode=modes)
     def mkdir(self, name: bytes, mode: int) -> None:
@@ -187,15 +215,6 @@ class Operations(RuleBasedStateMachine):
     @rule(name=paths, kind=st.sampled_from((stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFREG)), mode=modes)
     def mknod(self, name: bytes, kind: int, mode: int) -> None:
         self.do(lambda side: os.mknod(side.path(name), kind | mode), name)
-
-    @rule(name=st.one_of(paths, st.sampled_from(FOLDERS)))
-    def list_folder(self, name: bytes) -> None:
-        self.do(lambda side: side.list(name))
-
-    @rule(name=paths)
-    def look(self, name: bytes) -> None:
-        """Through links, unlike the comparison."""
-        self.do(lambda side: model.Look.of(os.stat(side.path(name))), name)
 
     # --- attributes
 
@@ -226,17 +245,15 @@ class Operations(RuleBasedStateMachine):
     def touch(self, name: bytes) -> None:
         self.do(lambda side: os.utime(side.path(name)), name)
 
-    @rule(name=paths, xattr=xattrs, value=values, flags=st.sampled_from((0, os.XATTR_CREATE, os.XATTR_REPLACE)))
-    def setxattr(self, name: bytes, xattr: str, value: bytes, flags: int) -> None:
-        self.do(lambda side: os.setxattr(side.path(name), xattr, value, flags), name)
+    @rule(name=paths, xattr=xattrs, value=values, how=st.sampled_from((0, os.XATTR_CREATE, os.XATTR_REPLACE, None)))
+    def change_xattr(self, name: bytes, xattr: str, value: bytes, how: int | None) -> None:
+        def act(side: Side) -> None:
+            if how is None:
+                os.removexattr(side.path(name), xattr)
+            else:
+                side.set_xattr(side.path(name), xattr, value, how)
 
-    @rule(name=paths, xattr=xattrs)
-    def getxattr(self, name: bytes, xattr: str) -> None:
-        self.do(lambda side: os.getxattr(side.path(name), xattr), name)
-
-    @rule(name=paths, xattr=xattrs)
-    def removexattr(self, name: bytes, xattr: str) -> None:
-        self.do(lambda side: os.removexattr(side.path(name), xattr), name)
+        self.do(act, name)
 
     @rule(name=paths, size=sizes)
     def truncate(self, name: bytes, size: int) -> None:
@@ -296,7 +313,8 @@ class Operations(RuleBasedStateMachine):
         slot = self.pick(slot)
 
         def act(side: Side) -> object:
-            if not os.fstat(side.slots[slot]).st_size:
+            found = os.fstat(side.slots[slot])
+            if not stat.S_ISREG(found.st_mode) or not found.st_size:
                 return None  # nothing to be mapped
             try:
                 return side.store(slot, offset, stream(seed, offset, size), sync)
@@ -318,22 +336,16 @@ class Operations(RuleBasedStateMachine):
         self.do(lambda side: (os.fdatasync if data_only else os.fsync)(side.slots[slot]))
 
     @precondition(has_slot)
-    @rule(slot=slots, mode=modes)
-    def fchmod(self, slot: int, mode: int) -> None:
+    @rule(slot=slots, mode=st.none() | modes, atime=times, mtime=times, xattr=st.none() | xattrs, value=values)
+    def change_open(
+        self, slot: int, mode: int | None, atime: int | None, mtime: int | None, xattr: str | None, value: bytes
+    ) -> None:
         slot = self.pick(slot)
-        self.do(lambda side: os.fchmod(side.slots[slot], mode))
-
-    @precondition(has_slot)
-    @rule(slot=slots, atime=times, mtime=times)
-    def futimens(self, slot: int, atime: int | None, mtime: int | None) -> None:
-        slot = self.pick(slot)
+        if mode is not None:
+            self.do(lambda side: os.fchmod(side.slots[slot], mode))
+        if xattr is not None:
+            self.do(lambda side: side.set_xattr(side.slots[slot], xattr, value, 0))
         self.do(lambda side: model.futimens(side.slots[slot], atime, mtime))
-
-    @precondition(has_slot)
-    @rule(slot=slots, xattr=xattrs, value=values)
-    def fsetxattr(self, slot: int, xattr: str, value: bytes) -> None:
-        slot = self.pick(slot)
-        self.do(lambda side: os.setxattr(side.slots[slot], xattr, value))
 
     @precondition(has_slot)
     @rule(slot=slots)
@@ -343,7 +355,7 @@ class Operations(RuleBasedStateMachine):
 
     # --- the daemon
 
-    @precondition(lambda self: self.restarts)
+    @precondition(lambda self: self.restarts and len(self.script) > 2 * LIVED)
     @rule()
     def restart(self) -> None:
         """A remount, or kill -9 once everything was flushed: everything is as it was, but what had no name is gone."""
