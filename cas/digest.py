@@ -54,20 +54,43 @@ def segments_touched(start: int, end: int) -> range:
 class SegmentDigests:
     """The segment digests of one journal, as far as they are known; a change forgets those that it touches.
 
-    Tell it of every change, before or after it is made, then ask `digest`. It reads what it does not know, and nothing
-    else. Segments that a truncation upwards filled with zeros are known without being read.
+    Tell it of every change, before or after it is made. `complete` reads what is not known, and nothing else; then ask
+    `digest`. Segments that a truncation upwards filled with zeros are known without being read. It takes 16 bytes for
+    each segment, so a hole of 1 TiB takes 16 MiB.
     """
 
-    __slots__ = ("_known", "length")
+    __slots__ = ("_digests", "_unknown", "length")
 
-    def __init__(self, length: int = 0, known: Iterable[bytes | None] = ()) -> None:
+    def __init__(self, length: int = 0) -> None:
         self.length = length
-        self._known: list[bytes | None] = list(known)  # may be shorter than the journal: the rest is unknown
-        if len(self._known) > len(segments_touched(0, length)):
-            raise ValueError(f"{len(self._known)} segment digests are too many for {length} bytes")
+        self._digests = bytearray()  # one after the other; may end before the journal does: the rest is unknown
+        self._unknown: set[int] = set()  # of those that are there
+
+    def copy(self) -> "SegmentDigests":
+        other = SegmentDigests(self.length)
+        other._digests, other._unknown = self._digests[:], set(self._unknown)
+        return other
+
+    @property
+    def _covered(self) -> int:
+        return len(self._digests) // DIGEST_BYTES
 
     def known(self, index: int) -> bytes | None:
-        return self._known[index] if index < len(self._known) else None
+        if index >= self._covered or index in self._unknown:
+            return None
+        return bytes(self._digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
+
+    def learn(self, index: int, digest: bytes) -> None:
+        """The segment with this number has this digest now."""
+        covered = self._covered
+        if index < covered:
+            self._digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = digest
+            self._unknown.discard(index)
+            return
+        if index > covered:
+            self._unknown.update(range(covered, index))
+            self._digests.extend(bytes(DIGEST_BYTES * (index - covered)))
+        self._digests.extend(digest)
 
     def written(self, start: int, end: int) -> None:
         """[start, end) was written; a gap before it reads as zeros."""
@@ -75,53 +98,54 @@ class SegmentDigests:
             return
         if start > self.length:
             self.truncated(start)
-        for index in segments_touched(start, end):
-            if index >= len(self._known):
-                break
-            self._known[index] = None
+        touched = segments_touched(start, end)
+        self._unknown.update(range(touched.start, min(touched.stop, self._covered)))
         self.length = max(self.length, end)
 
     def truncated(self, length: int) -> None:
         """The journal was truncated to `length`, downwards or (with zeros) upwards."""
-        if length <= self.length:
-            if length < self.length:
-                del self._known[length // SEGMENT_BYTES :]
-        else:
-            del self._known[self.length // SEGMENT_BYTES :]  # at most a partial segment, which now goes on
-            first = -(-self.length // SEGMENT_BYTES)
+        if length < self.length:
+            self._keep(length // SEGMENT_BYTES)
+        elif length > self.length:
+            self._keep(self.length // SEGMENT_BYTES)  # at most a partial segment, which now goes on
+            first, covered = -(-self.length // SEGMENT_BYTES), self._covered
             zeros = length // SEGMENT_BYTES - first
             if zeros > 0:
-                self._known.extend([None] * (first - len(self._known)))
-                self._known.extend([ZERO_SEGMENT_DIGEST] * zeros)
+                self._unknown.update(range(covered, first))
+                self._digests.extend(bytes(DIGEST_BYTES * (first - covered)))
+                self._digests.extend(ZERO_SEGMENT_DIGEST * zeros)
         self.length = length
 
-    def settle(self, length: int, known: Iterable[bytes]) -> None:
-        """Replace all: these are the digests of all segments of a journal that now has this length."""
-        self.length, self._known = length, list(known)
-        if len(self._known) != len(segments_touched(0, length)):
-            raise ValueError(f"{len(self._known)} segment digests do not cover {length} bytes")
+    def _keep(self, count: int) -> None:
+        if count < self._covered:
+            del self._digests[count * DIGEST_BYTES :]
+            self._unknown = {index for index in self._unknown if index < count}
 
-    def segments(self, read: Read) -> tuple[bytes, ...]:
-        """The digests of all segments. Those unknown are read, each in one piece, and remembered."""
-        count = len(segments_touched(0, self.length))
-        self._known.extend([None] * (count - len(self._known)))
-        digests = tuple(
-            self._read(read, index) if digest is None else digest for index, digest in enumerate(self._known)
-        )
-        self._known[:] = digests
-        return digests
+    def settle(self, length: int, digests: bytes) -> None:
+        """Replace all: these, one after the other, are those of all segments of a journal that now has this length."""
+        if len(digests) != DIGEST_BYTES * len(segments_touched(0, length)):
+            raise ValueError(f"{len(digests)} bytes of segment digests do not cover {length} bytes")
+        self.length, self._digests, self._unknown = length, bytearray(digests), set()
 
-    def digest(self, read: Read, prefix: int | None = None) -> bytes:
-        """The digest of the journal, or of its first `prefix` bytes if that is a whole number of segments."""
-        if prefix is None or prefix == self.length:
-            return journal_digest(self.segments(read))
-        if prefix % SEGMENT_BYTES or not 0 <= prefix < self.length:
+    def complete(self, read: Read) -> list[int]:
+        """Reads the segments that are not known, each in one piece. Their numbers, ascending."""
+        missing = [*sorted(self._unknown), *range(self._covered, len(segments_touched(0, self.length)))]
+        for index in missing:
+            size = min(SEGMENT_BYTES, self.length - index * SEGMENT_BYTES)
+            data = read(index * SEGMENT_BYTES, size)
+            if len(data) != size:
+                raise EOFError(f"segment {index}: {len(data)} bytes instead of {size}: the journal became shorter")
+            self.learn(index, segment_digest(data))
+        return missing
+
+    def digest(self, prefix: int | None = None) -> bytes:
+        """The digest of the journal, or of its first `prefix` bytes if that is a whole number of segments. All that it
+        is made of must be known."""
+        end = self.length if prefix is None else prefix
+        if end != self.length and (end % SEGMENT_BYTES or not 0 <= end < self.length):
             raise ValueError(f"no prefix of whole segments of {self.length} bytes: {prefix}")
-        return journal_digest(self.segments(read)[: prefix // SEGMENT_BYTES])
-
-    def _read(self, read: Read, index: int) -> bytes:
-        size = min(SEGMENT_BYTES, self.length - index * SEGMENT_BYTES)
-        data = read(index * SEGMENT_BYTES, size)
-        if len(data) != size:
-            raise EOFError(f"segment {index}: {len(data)} bytes instead of {size}: the journal is shorter than noted")
-        return segment_digest(data)
+        count = len(segments_touched(0, end))
+        if count > self._covered or any(index < count for index in self._unknown):
+            raise ValueError("not all of these segments are known")
+        with memoryview(self._digests) as view:
+            return xxhash.xxh3_128_digest(view[: count * DIGEST_BYTES])

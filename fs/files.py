@@ -92,7 +92,7 @@ class Files:
             inode.journal = self._journal(inode, note, segments)
         return inode.journal
 
-    def _journal(self, inode: Inode, note: JournalNote | None, segments: list[tuple[bytes, int]]) -> Journal:
+    def _journal(self, inode: Inode, note: JournalNote | None, segments: list[tuple[int, bytes, int]]) -> Journal:
         def before_cut(length: int) -> None:
             self._before_cut(inode, journal, length)
 

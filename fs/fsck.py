@@ -316,9 +316,14 @@ class _Comparison:
         if has_nuls and not nuls:
             self._differs("journal", ino, f"its live file {path} holds NULs, but none are noted: recovery would cut it")
         whole = list(zip(digests, counts, strict=True))[: size // SEGMENT_BYTES]
+        zeros = (ZERO_SEGMENT_DIGEST, 0)
+        segments = dict(enumerate(whole))
         for number, *segment in self._execute("SELECT number, digest, lines FROM segment WHERE ino = ?", (ino,)):
-            if not 0 <= number < len(whole) or tuple(segment) != whole[number]:
+            if segments.pop(number, None) != tuple(segment):
                 self._differs("journal", ino, f"segment {number} of its live file {path} is not the one that is noted")
+        for number, found in segments.items():
+            if found != zeros:
+                self._differs("journal", ino, f"segment {number} of its live file {path} is noted as zeros")
 
     # --- what lies in the folder
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deltapool.cas.digest import SEGMENT_BYTES, Read, SegmentDigests, journal_digest
+from deltapool.cas.digest import SEGMENT_BYTES, Read, SegmentDigests
 from deltapool.fs.extents import Pending
 from deltapool.fs.fold import Replacement, compare_replacement
 
@@ -29,39 +29,46 @@ class Instant:
     born: bool  # nothing of this journal was noted before
     ancestor: Ancestor | None
     ancestor_intact: int  # the ancestor's `intact` at this instant
-    known: tuple[bytes | None, ...]
-    lines: tuple[int, ...]
+    digests: SegmentDigests  # those that were known then
+
+    @property
+    def kept_segments(self) -> int:
+        """How many full segments, from the first one, were noted before and are there still, patched maybe."""
+        return 0 if self.born else self.pending.kept_length // SEGMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    digests: tuple[bytes, ...]
-    lines: tuple[int, ...]
+    digests: SegmentDigests  # all of them
+    lines: dict[int, int]  # of each segment that was read
     nuls: bool  # whether a NUL was among the bytes read
     replacement: Replacement | None
 
     @property
-    def digest(self) -> bytes:
-        return journal_digest(self.digests)
+    def whole_segments(self) -> list[tuple[int, bytes, int]]:
+        """(number, digest, lines) of the full segments that were read."""
+        whole = self.digests.length // SEGMENT_BYTES
+        found = ((number, self.digests.known(number), lines) for number, lines in self.lines.items() if number < whole)
+        return [(number, digest, lines) for number, digest, lines in found if digest is not None]
 
 
 def examine(instant: Instant, read: Read, read_ancestor: Read | None) -> Findings:
-    """Digests and line counts of the instant: only segments that changed are read. With an ancestor, what was
-    taken over from it.
+    """Digests of the instant, and line counts of the segments that changed: only those are read. With an ancestor, what
+    was taken over from it.
 
     Raises EOFError if the file is shorter than the instant says: it was truncated meanwhile."""
-    counted: dict[int, int] = {}
+    lines: dict[int, int] = {}
     nuls: list[bool] = []
 
     def counting(offset: int, size: int) -> bytes:
         data = read(offset, size)
-        counted[offset // SEGMENT_BYTES] = data.count(b"\n")
+        lines[offset // SEGMENT_BYTES] = data.count(b"\n")
         nuls.append(b"\0" in data)
         return data
 
-    found = SegmentDigests(instant.length, instant.known).segments(counting)
-    lines = tuple(counted.get(i, instant.lines[i] if i < len(instant.lines) else 0) for i in range(len(found)))
-    return Findings(found, lines, any(nuls), _replacement(instant, read, read_ancestor))
+    digests = instant.digests.copy()
+    digests.complete(counting)
+    return Findings(digests, lines, any(nuls), _replacement(instant, read, read_ancestor))
 
 
 def _replacement(instant: Instant, read: Read, read_ancestor: Read | None) -> Replacement | None:

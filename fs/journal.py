@@ -8,9 +8,10 @@ What changed is kept as ranges of the live file (`extents.Pending`), never as a 
 """
 
 import dataclasses
+from array import array
 from collections.abc import Callable
 
-from deltapool.cas.digest import SEGMENT_BYTES, ZERO_SEGMENT_DIGEST, SegmentDigests, journal_digest
+from deltapool.cas.digest import SEGMENT_BYTES, SegmentDigests, journal_digest
 from deltapool.fs.errors import FilesystemError
 from deltapool.fs.extents import AppendRange, PatchRange, Pending
 from deltapool.fs.fold import Extend, Fold, Plan, Truncate, Write
@@ -26,6 +27,7 @@ class Journal:
         "_before_cut",
         "_disturbed",
         "_inflight",
+        "_line_count",
         "_lines",
         "_noted",
         "_ranges_max",
@@ -45,7 +47,7 @@ class Journal:
         ino: Ino,
         length: int,
         note: JournalNote | None,
-        segments: list[tuple[bytes, int]],
+        segments: list[tuple[int, bytes, int]],
         ranges_max: int,
         before_cut: Callable[[int], None] = lambda length: None,
     ) -> None:
@@ -59,11 +61,18 @@ class Journal:
         self.durable = min(note.durable, length) if note else 0
         self.ancestor: Ancestor | None = None
         fits = note is not None and note.length == length
-        known = segments[: length // SEGMENT_BYTES] if fits else []
         self._noted = note if fits else None
         self._ranges_max = ranges_max
-        self._lines = [lines for _, lines in known]
-        self.digests = SegmentDigests(length, [digest for digest, _ in known])
+        self.digests = SegmentDigests()
+        self._lines = array("I")  # newlines in each segment, as far as there are any, as of when its digest was taken
+        self._line_count = 0  # the sum
+        if fits:
+            self.digests.truncated(length)  # what has no row is zeros; but the last part was not kept
+            for number, digest, lines in segments:
+                self._learn(number, digest, lines)
+            self.digests.written(length - length % SEGMENT_BYTES, length)
+        else:
+            self.digests.written(0, length)
         self.born = not fits
         self.pending = Pending(length if fits else 0, ranges_max)
         if not fits and length:
@@ -158,7 +167,17 @@ class Journal:
         self._touched(length)
         self.pending.truncated(length)
         self.digests.truncated(length)
+        self._line_count -= sum(self._lines[length // SEGMENT_BYTES :])
         del self._lines[length // SEGMENT_BYTES :]
+
+    def _learn(self, number: int, digest: bytes | None, lines: int) -> None:
+        """What a segment holds; without a digest, what it held up to an instant."""
+        if digest is not None:
+            self.digests.learn(number, digest)
+        if number >= len(self._lines):
+            self._lines.extend(array("I", bytes(self._lines.itemsize * (number + 1 - len(self._lines)))))
+        self._line_count += lines - self._lines[number]
+        self._lines[number] = lines
 
     def _touched(self, offset: int) -> None:
         if self._inflight is not None and offset < self._inflight.length:
@@ -201,19 +220,11 @@ class Journal:
     def begin_note(self, mtime_ns: int) -> Instant:
         """Fixes an instant. Until `end_note` everything later is pending anew."""
         length = self.fold.length
-        count = -(-length // SEGMENT_BYTES)
-        known = tuple(self._known(index) for index in range(count))
         intact = self.ancestor.intact() if self.ancestor is not None else 0
-        self._inflight = Instant(
-            length, mtime_ns, self.pending, self.born, self.ancestor, intact, known, tuple(self._lines)
-        )
+        self._inflight = Instant(length, mtime_ns, self.pending, self.born, self.ancestor, intact, self.digests.copy())
         self._disturbed = False
         self.pending = Pending(length, self._ranges_max)
         return self._inflight
-
-    def _known(self, index: int) -> bytes | None:
-        digest = self.digests.known(index)
-        return digest if index < len(self._lines) or digest == ZERO_SEGMENT_DIGEST else None
 
     def end_note(self, findings: Findings | None) -> JournalNote | None:
         """Takes over what was found. None (nothing is noted) if the instant was disturbed, or `findings` is None."""
@@ -232,14 +243,15 @@ class Journal:
         if instant.born and self.fold.length == instant.length:
             self.nuls = findings.nuls  # all of it was read
         self.born, self.ancestor = False, None
-        whole = len(findings.digests) if self.fold.length == instant.length else instant.length // SEGMENT_BYTES
-        self.digests = SegmentDigests(self.fold.length, findings.digests[:whole])
-        self._lines = list(findings.lines[:whole])
+        grew = self.fold.length != instant.length
+        for number, lines in findings.lines.items():
+            goes_on = grew and number == instant.length // SEGMENT_BYTES
+            self._learn(number, None if goes_on else findings.digests.known(number), lines)
         self.durable = instant.length
         self._noted = JournalNote(
             instant.length,
-            findings.digest,
-            sum(findings.lines),
+            findings.digests.digest(),
+            self._line_count,
             int(self.nuls),
             self.durable,
             instant.mtime_ns,

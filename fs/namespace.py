@@ -18,6 +18,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from deltapool.cas.digest import ZERO_SEGMENT_DIGEST
 from deltapool.fs.classes import FileClass
 from deltapool.fs.config import Limits
 from deltapool.fs.database import Database
@@ -306,23 +307,20 @@ class Namespace:
         rows = self._execute(f"SELECT ino, {_JOURNAL} FROM journal ORDER BY ino")
         return [(ino, JournalNote(*rest)) for ino, *rest in rows]
 
-    def segments(self, ino: Ino) -> list[tuple[bytes, int]]:
-        """(digest, lines) of the full segments of a journal that were noted, from the first one on without a gap."""
-        found: list[tuple[bytes, int]] = []
-        for number, digest, lines in self._execute(
-            "SELECT number, digest, lines FROM segment WHERE ino = ? ORDER BY number", (ino,)
-        ):
-            if number != len(found):
-                break
-            found.append((digest, lines))
-        return found
+    def segments(self, ino: Ino) -> list[tuple[int, bytes, int]]:
+        """(number, digest, lines) of the full segments of a journal that were noted. Those without a row hold zeros."""
+        return list(self._execute("SELECT number, digest, lines FROM segment WHERE ino = ? ORDER BY number", (ino,)))
 
-    def note_segments(self, ino: Ino, rows: Iterable[tuple[int, bytes, int]], count: int) -> None:
-        """`rows` of (number, digest, lines) are written; none at or beyond `count` remains."""
-        self._execute("DELETE FROM segment WHERE ino = ? AND number >= ?", (ino, count))
-        self.database.connection.executemany(
+    def note_segments(self, ino: Ino, kept: int, rows: Iterable[tuple[int, bytes, int]]) -> None:
+        """Of the rows there were, those below `kept` stay; `rows` are new, or in place of old ones."""
+        self._execute("DELETE FROM segment WHERE ino = ? AND number >= ?", (ino, kept))
+        many = self.database.connection.executemany
+        rows = list(rows)
+        zeros = [(ino, number) for number, digest, _ in rows if digest == ZERO_SEGMENT_DIGEST and number < kept]
+        many("DELETE FROM segment WHERE ino = ? AND number = ?", zeros)
+        many(
             "INSERT OR REPLACE INTO segment VALUES (?, ?, ?, ?)",
-            [(ino, number, digest, lines) for number, digest, lines in rows],
+            [(ino, number, digest, lines) for number, digest, lines in rows if digest != ZERO_SEGMENT_DIGEST],
         )
 
     def forget_journal(self, ino: Ino) -> None:

@@ -71,8 +71,8 @@ def apply(delta: Delta, content: Content, parent: Content | None = None, length_
         layout = _lay_out(delta, content, parent, length_max)
         if layout.length != delta.length_after:
             raise _Refused(f"it makes {layout.length} bytes and promises {delta.length_after}")
-        digests = tuple(layout.segment_digests(content, parent))
-        if (digest := journal_digest(digests)) != delta.digest_after:
+        digests = b"".join(layout.segment_digests(content, parent))
+        if (digest := journal_digest((digests,))) != delta.digest_after:
             raise _Refused(f"the result has digest {digest.hex()} and not {delta.digest_after.hex()}")
     except _Refused as error:
         raise ReplayMismatch(delta.inode, str(error)) from None
@@ -284,4 +284,5 @@ class MemoryContent:
         self.digests.truncated(length)
 
     def digest(self) -> bytes:
-        return self.digests.digest(self.read)
+        self.digests.complete(self.read)
+        return self.digests.digest()

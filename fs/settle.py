@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import trio
 
-from deltapool.cas.digest import SEGMENT_BYTES, Read
+from deltapool.cas.digest import Read
 from deltapool.fs.classes import FileClass
 from deltapool.fs.delta import Delta
 from deltapool.fs.errors import FilesystemError, NoSpace
@@ -133,10 +133,7 @@ class Settler:
         if inode.nlink == 0:
             return
         self.namespace.note_journal(inode.ino, note)
-        whole = range(instant.length // SEGMENT_BYTES)
-        fresh = [i for i in whole if instant.known[i] is None or i >= len(instant.lines)]
-        rows = [(i, found.findings.digests[i], found.findings.lines[i]) for i in fresh]
-        self.namespace.note_segments(inode.ino, rows, len(whole))
+        self.namespace.note_segments(inode.ino, instant.kept_segments, found.findings.whole_segments)
 
     def _look(self, path: str, due: Due) -> Found | None:
         """In a thread. None if the file was removed or truncated meanwhile."""

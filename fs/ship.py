@@ -12,7 +12,7 @@ prove them all.
 
 from collections.abc import Iterator
 
-from deltapool.cas.digest import SEGMENT_BYTES, Read, journal_digest
+from deltapool.cas.digest import Read
 from deltapool.fs.delta import Born, Delta, Step, steps_of, steps_of_replacement
 from deltapool.fs.extents import AppendRange, Pending, Slice, TruncateTo
 from deltapool.fs.fold import Replacement
@@ -44,9 +44,8 @@ def deltas(
         slices = (Slice((), instant.length),)
     for part in slices:
         end = part.length_after
-        segments = findings.digests if end == instant.length else findings.digests[: end // SEGMENT_BYTES]
         steps += steps_of(part.changes, read)
-        yield Delta(ino, instant.mtime_ns, born, steps, end, journal_digest(segments))
+        yield Delta(ino, instant.mtime_ns, born, steps, end, findings.digests.digest(end))
         born, steps = None, ()
 
 

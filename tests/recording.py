@@ -59,6 +59,7 @@ class RecordingMount(Mount):
         if self.config is not None:
             self._config_file.write_text(self.config)
             words += ["--config", str(self._config_file)]
+        self._drop_torn_record()
         reading, writing = os.pipe()
         with contextlib.closing(os.fdopen(reading, "rb")) as said:
             with open(self.state.parent / "recording.log", "ab") as log:
@@ -70,6 +71,15 @@ class RecordingMount(Mount):
             child.wait()
             raise AssertionError(f"no mount: {answer!r}\n{(self.state.parent / 'recording.log').read_text()}")
         self._child = child
+
+    def _drop_torn_record(self) -> None:
+        """A kill may have come in the middle of a write; then its note does not count either."""
+        if self.record.exists():
+            decoder = Decoder()
+            decoder.feed(self.record.read_bytes())
+            while decoder.next() is not NEED_MORE:
+                pass
+            os.truncate(self.record, decoder.position)
 
     def stop(self) -> None:
         super().stop()

@@ -97,6 +97,26 @@ def test_an_append_writes_no_metadata(mount: Mount, size: int) -> None:
 RULES = {"default rules": "", "everything a journal": ALL_JOURNALS}
 
 
+def test_an_append_costs_the_same_behind_a_tebibyte_of_nothing(mount: Mount) -> None:
+    """Neither its digest, nor its rows, nor its memory grow with what lies before it."""
+    path = mount.path / "long.jsonl"
+    path.write_bytes(b"begin\n")
+    os.truncate(path, 1 << 40)
+    flush(mount)
+    before = status(mount)
+    with open(path, "ab", buffering=0) as file:
+        for number in range(3):
+            file.write(b"%d\n" % number)
+            flush(mount)
+    took = status(mount)
+    assert took["journals"]["bytes_changed"] - before["journals"]["bytes_changed"] == 6
+    assert took["live"]["bytes_pwritten"] - before["live"]["bytes_pwritten"] == 6
+    assert took["namespace"]["bytes_logged"] < 1 << 20
+    peak = pathlib.Path(f"/proc/{took['pids']['fs']}/status").read_text().split("VmHWM:")[1].split()[0]
+    assert int(peak) < 250 << 10  # kB; a list of the segments would be more
+    os.truncate(path, 6)
+
+
 @contextlib.contextmanager
 def mounted_with(rules: str, limits: str, factory: pytest.TempPathFactory) -> Iterator[tuple[Mount, str]]:
     """A mount, and the suffix that makes a journal there."""
