@@ -27,6 +27,7 @@ from deltapool.fs.errors import NoSpace, ReadOnly, StateError
 log = logging.getLogger(__name__)
 
 FORMAT = 1  # PRAGMA user_version; docs/format.md has its history
+INDEX_BYTES = 1 << 20  # 32 KiB for each 16 MiB of log
 APPLICATION_ID = 0x64706F6F  # "dpoo"
 
 SCHEMA = """
@@ -121,7 +122,16 @@ class Database:
         self.connection.set_wal_hook(self._committed_frames)
         self.connection.execute("BEGIN IMMEDIATE; COMMIT")  # makes the -wal file appear
         self._wal = os.open(f"{path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._index = self._grow_index()
         self._execute = self.connection.execute
+
+    def _grow_index(self) -> int:
+        """Has the log's index, `-shm`, as large as it may ever become: it grows inside a COMMIT, and on a full disk the
+        COMMIT would fail. Keeps it open, since closing it would take SQLite's own locks on it away."""
+        index = os.open(f"{self.path}-shm", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # full already: then the log does not grow either
+            os.posix_fallocate(index, 0, INDEX_BYTES)
+        return index
 
     # --- operations
 
@@ -263,6 +273,7 @@ class Database:
             self._execute("ROLLBACK")
         os.close(self._wal)
         self.connection.close()
+        os.close(self._index)
 
 
 def _checkpoint(path: pathlib.Path) -> None:

@@ -53,9 +53,9 @@ class Inodes:
             with contextlib.suppress(FileNotFoundError):  # missing bytes are found by read, as EIO
                 found = self.store.stat(ino)
                 inode.size, inode.mtime_ns = found.st_size, found.st_mtime_ns
-        self.adopt(inode)
         if self.doubt is not None:
             self.doubt(inode)
+        self.adopt(inode)
         return inode
 
     def adopt(self, inode: Inode) -> None:

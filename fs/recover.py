@@ -19,7 +19,7 @@ import trio
 
 from deltapool.fs.classes import FileClass
 from deltapool.fs.database import open_connection
-from deltapool.fs.errors import FilesystemError
+from deltapool.fs.errors import FilesystemError, NoSpace
 from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import Inodes
@@ -30,6 +30,7 @@ from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER, LOST_FOLDER
 BLOCK = 1 << 20
 BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 AUDIT_BATCH = 512
+RETRY_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -171,11 +172,15 @@ class Audit:
 
     async def run(self) -> None:
         namespace, store = self.inodes.namespace, self.inodes.store
-        after = Ino(0)
+        after, postponed = Ino(0), list[tuple[Ino, LiveNote]]()
         while batch := namespace.live_notes(after, AUDIT_BATCH):
             after = batch[-1][0]
             for ino, note in await trio.to_thread.run_sync(_differing, store, batch):
-                self._found(ino, note)
+                if not self._found(ino, note):
+                    postponed.append((ino, note))
+        while postponed:
+            await trio.sleep(RETRY_SECONDS)
+            postponed = [each for each in postponed if not self._found(*each)]
         self.inodes.doubt = None
         self.lost, strays = await trio.to_thread.run_sync(_set_aside, self.folder, self._boundary)
         for ino in strays:
@@ -192,22 +197,26 @@ class Audit:
                 with contextlib.suppress(FileNotFoundError):
                     self._mark(inode, note)
 
-    def _found(self, ino: Ino, note: LiveNote) -> None:
-        """A live file differs from its note, which was read a moment ago, or is not there."""
+    def _found(self, ino: Ino, note: LiveNote) -> bool:
+        """A live file differs from its note, which was read a moment ago, or is not there. False if the disk is too
+        full to take it as dirty now."""
         try:
             inode = self.inodes.get(ino)
             if not inode.marked and self.inodes.namespace.live_note(ino) == note:
                 self._mark(inode, note)
+        except NoSpace:
+            return False
         except FilesystemError:
-            return
+            pass
         except FileNotFoundError:
             self.changed.append(ino)
             log.error("inode %d: its live file %s is missing", ino, self.inodes.store.path(ino))
+        return True
 
     def _mark(self, inode: Inode, note: LiveNote) -> None:
         namespace, ino = self.inodes.namespace, inode.ino
         self.inodes.store.stat(ino)  # raises if it is missing: there is nothing to recover then
-        namespace.database.check_writable()
+        namespace.database.check_writable(frees=True)
         namespace.database.begin()
         namespace.mark_dirty(ino)
         if inode.file_class == FileClass.JOURNAL and inode.journal is None:

@@ -217,3 +217,22 @@ def test_recovery_looks_at_dirty_files_only_and_the_audit_at_the_others(tmp_path
         assert mount.fsck() == []
     finally:
         mount.clear()
+
+
+def test_what_the_audit_finds_on_a_full_disk_is_not_let_go_of(mount: FaultyMount, tmp_path: pathlib.Path) -> None:
+    """A lost tail must be cut off, and there is no room to note that: nobody gets to see it meanwhile."""
+    control.call(mount.state, "flush", STATUS_SECONDS)
+    live, full = live_file(mount, "journal.jsonl"), tmp_path / "full"
+    full.touch()
+    mount.kill()
+    live.write_bytes(JOURNAL + bytes(100))
+    mount.faults = (Fault("os:posix_fallocate", "raise", armed_by=str(full), errno=errno.ENOSPC),)
+    mount.start()
+    assert errno_of(lambda: (mount.path / "journal.jsonl").stat()) == errno.ENOSPC
+    assert (mount.path / "work").read_bytes() == WORK
+    assert not mount.status()["audit"]["done"]
+    full.unlink()
+    assert audited(mount)["audit"]["changed_outside"] == 1
+    assert (mount.path / "journal.jsonl").read_bytes() == JOURNAL
+    mount.stop()
+    assert mount.fsck() == []

@@ -92,11 +92,6 @@ def test_an_append_writes_no_metadata(mount: Mount, size: int) -> None:
     assert logged <= LOGGED_BYTES_A_SECOND * (seconds + 1)
 
 
-# Truncated, and then silence
-
-RULES = {"default rules": "", "everything a journal": ALL_JOURNALS}
-
-
 def test_an_append_costs_the_same_behind_a_tebibyte_of_nothing(mount: Mount) -> None:
     """Neither its digest, nor its rows, nor its memory grow with what lies before it."""
     path = mount.path / "long.jsonl"
@@ -115,6 +110,11 @@ def test_an_append_costs_the_same_behind_a_tebibyte_of_nothing(mount: Mount) -> 
     peak = pathlib.Path(f"/proc/{took['pids']['fs']}/status").read_text().split("VmHWM:")[1].split()[0]
     assert int(peak) < 250 << 10  # kB; a list of the segments would be more
     os.truncate(path, 6)
+
+
+# Truncated, and then silence
+
+RULES = {"default rules": "", "everything a journal": ALL_JOURNALS}
 
 
 @contextlib.contextmanager
