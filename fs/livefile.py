@@ -13,7 +13,7 @@ import ctypes
 import errno
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from deltapool.fs.inode import Ino
 from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER
@@ -144,6 +144,19 @@ class LiveStore:
 
     def sync_data(self, fd: int) -> None:
         os.fdatasync(fd)
+
+    def sync_files(self, files: Iterable[tuple[Ino, bool]]) -> None:
+        """Makes bytes and times of these live files durable, of the new one where the flag is set. Those that were
+        removed or promoted meanwhile are left out."""
+        for ino, new in files:
+            try:
+                fd = os.open(self.path(ino, new=new), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def sync_folder(self, ino: Ino) -> None:
         """Makes the names of the live files beside that of `ino` durable."""

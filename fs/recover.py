@@ -64,8 +64,7 @@ def recover(namespace: Namespace, store: LiveStore) -> Recovery:
         inode = namespace.load(ino)
         if inode is not None and inode.is_file:
             _recover_file(namespace, store, inode, result)
-    if result.dirty:
-        store.sync_all()
+    _sync(store, result.dirty, namespace.database.limits.sync_each_files)
     namespace.database.begin()
     for ino in result.dirty:
         inode = namespace.load(ino)
@@ -86,6 +85,16 @@ def recover(namespace: Namespace, store: LiveStore) -> Recovery:
     namespace.database.commit()
     namespace.database.sync_now()
     return result
+
+
+def _sync(store: LiveStore, dirty: list[Ino], each_max: int) -> None:
+    """Few files are synced one by one: syncfs waits for what others have written to this disk, too."""
+    if len(dirty) > each_max:
+        store.sync_all()
+        return
+    store.sync_files((ino, False) for ino in dirty)
+    for ino in {ino % LIVE_DIRECTORIES: ino for ino in dirty}.values():
+        store.sync_folder(ino)
 
 
 def _recover_file(namespace: Namespace, store: LiveStore, inode: Inode, result: Recovery) -> None:

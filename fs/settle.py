@@ -182,7 +182,7 @@ class Settler:
                     await trio.to_thread.run_sync(self.store.sync_all)
                 else:
                     files = [(inode.ino, inode.ino in self.store.rewriting) for inode in batch]
-                    await trio.to_thread.run_sync(self._sync_each, files)
+                    await trio.to_thread.run_sync(self.store.sync_files, files)
                 for inode, changes in seen:
                     inode.synced = max(inode.synced, changes)
                 await self._replace_old(seen)
@@ -224,18 +224,6 @@ class Settler:
             return True
         journal = self.files.journal(inode)
         return not (journal.wants_note or journal.held or journal.is_being_noted)
-
-    def _sync_each(self, files: list[tuple[Ino, bool]]) -> None:
-        """In a thread: bytes and times of these live files are durable afterwards."""
-        for ino, new in files:
-            try:
-                fd = os.open(self.store.path(ino, new=new), os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue  # removed, or promoted by an fsync
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
     async def _replace_old(self, seen: list[tuple[Inode, int]]) -> None:
         """Rewritten files take the place of the old ones; names of live files become durable."""
