@@ -23,7 +23,7 @@ from deltapool.fs.inode import Inode
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.journal import Journal
 from deltapool.fs.livefile import LiveFile
-from deltapool.fs.namespace import NULS_CUT, JournalNote
+from deltapool.fs.namespace import NULS_TRUNCATING, JournalNote
 from deltapool.fs.space import Space
 
 OFFSET_MAX = (1 << 63) - 1
@@ -93,10 +93,10 @@ class Files:
         return inode.journal
 
     def _journal(self, inode: Inode, note: JournalNote | None, segments: list[tuple[int, bytes, int]]) -> Journal:
-        def before_cut(length: int) -> None:
-            self._before_cut(inode, journal, length)
+        def before_truncation(length: int) -> None:
+            self._before_truncation(inode, journal, length)
 
-        journal = Journal(inode.ino, inode.size, note, segments, self.limits.patch_ranges, before_cut)
+        journal = Journal(inode.ino, inode.size, note, segments, self.limits.patch_ranges, before_truncation)
         return journal
 
     def becomes_journal(self, inode: Inode) -> None:
@@ -190,8 +190,8 @@ class Files:
         if offset + len(data) > OFFSET_MAX:
             raise FileTooLarge(f"offset {offset}")
         while inode.file_class == FileClass.JOURNAL:
-            if awaits_cut(inode):
-                await self._sync_cut(inode)
+            if awaits_truncation(inode):
+                await self._sync_truncation(inode)
             elif (old := await self._old_bytes(inode, offset, len(data))) is not None:
                 accepted = self._write_journal(inode, offset, data, old)
                 if accepted is not None:
@@ -211,7 +211,7 @@ class Files:
         """What a write to a journal is to be compared with. Cold bytes are waited for before anything is decided. None
         if something else must be looked at again first."""
         for tries in itertools.count():
-            if inode.file_class != FileClass.JOURNAL or awaits_cut(inode):
+            if inode.file_class != FileClass.JOURNAL or awaits_truncation(inode):
                 return None
             live = self.live(inode)
             overlap = self.journal(inode).overlap(offset, size)
@@ -224,7 +224,7 @@ class Files:
                 await trio.to_thread.run_sync(live.read, offset, overlap)
         raise AssertionError("not reached")
 
-    async def _sync_cut(self, inode: Inode) -> None:
+    async def _sync_truncation(self, inode: Inode) -> None:
         """A journal became shorter, and the disk must know before other bytes come where the old ones were. Else it
         may get those first, in the same block, and a power cut leaves the old length, with old bytes behind them."""
         self.store_times(inode)
@@ -236,15 +236,15 @@ class Files:
             raise self._unsynced(inode, error) from error
         inode.synced = max(inode.synced, changes)
 
-    def _before_cut(self, inode: Inode, journal: Journal, length: int) -> None:
+    def _before_truncation(self, inode: Inode, journal: Journal, length: int) -> None:
         """Its live file is about to become shorter. Where NULs are no sign of lost bytes, recovery must know, durably:
         the zeros that the filesystem below puts behind the new end, in the same block, may reach the disk first. This
         waits for the disk on the loop; it is as rare as such journals are."""
         inode.changes += 1
-        inode.cut = inode.changes
+        inode.truncated = inode.changes
         if not journal.nuls or journal.durable <= length or not inode.nlink:
             return
-        note = journal.note._replace(nuls=NULS_CUT, durable=length)
+        note = journal.note._replace(nuls=NULS_TRUNCATING, durable=length)
         if self.database.in_operation:  # it is about to be no journal any more
             self.inodes.namespace.note_journal(inode.ino, note)
             return
@@ -258,7 +258,7 @@ class Files:
             raise self._unsynced(inode, error) from error
 
     def _write_journal(self, inode: Inode, offset: int, data: bytes, old: bytes) -> int | None:
-        """None if the journal was cut back instead, and the write is to be tried again."""
+        """None if the journal was truncated instead, and the write is to be tried again."""
         live, journal = self.live(inode), self.journal(inode)
         self._may_change(inode)
         if journal.has_new_nuls(offset, data):
@@ -313,7 +313,7 @@ class Files:
             live.truncate(length)
         self._changed(inode, length)
         if shorter:
-            inode.cut = inode.changes
+            inode.truncated = inode.changes
         if not inode.writers and inode.ino in self.store.rewriting:
             self.hurry()
 
@@ -343,7 +343,7 @@ class Files:
         self.store_times(inode)
         if self.is_durable(inode):
             return
-        live, changes, size, cut = self.live(inode), inode.changes, inode.size, inode.cut
+        live, changes, size, truncated = self.live(inode), inode.changes, inode.size, inode.truncated
         try:
             with live.in_use():
                 if inode.ino in self.store.fresh and not live.is_new:
@@ -351,10 +351,10 @@ class Files:
                 else:
                     await self._sync_data(live)
                 for _ in range(SYNC_TRIES):
-                    if inode.cut == cut and (not live.is_new or inode.changes == changes):
+                    if inode.truncated == truncated and (not live.is_new or inode.changes == changes):
                         break
                     # It went on changing, and what replaces the old is whole. Or it became shorter, and grew again.
-                    changes, size, cut = inode.changes, inode.size, inode.cut
+                    changes, size, truncated = inode.changes, inode.size, inode.truncated
                     await self._sync_data(live)
                 if live.is_new and inode.live is live:
                     self.promote(inode)
@@ -364,7 +364,7 @@ class Files:
             raise self._unsynced(inode, error) from error
         inode.synced = max(inode.synced, changes)
         self.close_live(inode)
-        if inode.journal is not None and inode.journal.nuls and inode.nlink and inode.cut == cut:
+        if inode.journal is not None and inode.journal.nuls and inode.nlink and inode.truncated == truncated:
             self._note_durable(inode, inode.journal, size)
 
     def _unsynced(self, inode: Inode, error: OSError) -> ReadOnly:
@@ -434,9 +434,9 @@ async def both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None])
         raise failed[0]
 
 
-def awaits_cut(inode: Inode) -> bool:
+def awaits_truncation(inode: Inode) -> bool:
     """Whether the live file became shorter, and that is not known to be durable. Without a name it need not be."""
-    return inode.cut > inode.synced and inode.nlink > 0
+    return inode.truncated > inode.synced and inode.nlink > 0
 
 
 def without_set_id(mode: int) -> int:

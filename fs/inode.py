@@ -40,7 +40,7 @@ class Inode:
     times_set: bool = False  # the live file's mtime is behind ours
     changed_at: float = 0.0  # the clock's reading at the last content change
     synced: int = 0  # the value of `changes` whose bytes are known to be durable
-    cut: int = 0  # the value of `changes` with which the live file became shorter, last
+    truncated: int = 0  # the value of `changes` with which the live file became shorter, last
     truncated_at: float = 0.0  # the clock's reading when the rewrite beside the old bytes began
     inspected: int = -1  # the value of `changes` at which the file was looked through for NULs
     has_nuls: bool = True  # what was found then

@@ -24,7 +24,7 @@ from deltapool.fs.stats import JournalCounts
 
 class Journal:
     __slots__ = (
-        "_before_cut",
+        "_before_truncation",
         "_disturbed",
         "_inflight",
         "_line_count",
@@ -49,12 +49,12 @@ class Journal:
         note: JournalNote | None,
         segments: list[tuple[int, bytes, int]],
         ranges_max: int,
-        before_cut: Callable[[int], None] = lambda length: None,
+        before_truncation: Callable[[int], None] = lambda length: None,
     ) -> None:
         """`note` and `segments` are what the namespace knows of it; a note for another length only lends its counts.
-        `before_cut` is told how long the live file will be before it becomes shorter, and may raise."""
+        `before_truncation` is told how long the live file will be before it becomes shorter, and may raise."""
         self.ino = ino
-        self._before_cut = before_cut
+        self._before_truncation = before_truncation
         self.fold = Fold(length)
         self.counts = JournalCounts(note.written, note.changed, note.read, note.folded) if note else JournalCounts()
         self.nuls = bool(note.nuls) if note else False
@@ -100,7 +100,7 @@ class Journal:
 
     def write(self, live: LiveFile, offset: int, data: bytes, old: bytes) -> tuple[int, int] | None:
         """Writes what differs. Returns the bytes accepted, fewer than given if the disk filled up, and the bytes that
-        went to the live file. None: it was cut back for this write, which is to be tried again when that is durable."""
+        went to the live file. None: it was truncated for this write, to be tried again when that is durable."""
         was_held = self.held
         plan = self.fold.write(offset, data, old)
         if was_held and not self.held:
@@ -131,9 +131,9 @@ class Journal:
             for action in plan.actions:
                 match action:
                     case Truncate(length):
-                        self._before_cut(length)
+                        self._before_truncation(length)
                         live.truncate(length)
-                        self._cut(length)
+                        self._truncated(length)
                     case Extend(length):
                         live.truncate(length)
                         self.pending.extended(length)
@@ -159,9 +159,9 @@ class Journal:
             self.pending.written(self.pending.length, length)
             self.digests.written(self.digests.length, length)
         elif length < self.pending.length:
-            self._cut(length)
+            self._truncated(length)
 
-    def _cut(self, length: int) -> None:
+    def _truncated(self, length: int) -> None:
         """The live file ends at `length` now. Nothing that was known of what lay beyond holds for what comes later."""
         self.durable = min(self.durable, length)
         self._touched(length)

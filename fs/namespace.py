@@ -31,7 +31,7 @@ INODE_GAP = 1 << 20  # more than the numbers whose use a power cut can take back
 CUT = 1  # the cut to which changes belong; the first one has not been made yet
 PRIVATE = (FileClass.HOST, FileClass.CACHE)
 
-NULS, NULS_CUT = 1, 2  # `nuls` of a journal: there may be some; it is being cut back, too, to its durable bytes
+NULS, NULS_TRUNCATING = 1, 2  # `nuls` of a journal: there may be some; it is being truncated, too, to its durable bytes
 
 _JOURNAL = "length, digest, lines, nuls, durable, appended, written, changed, read, folded"
 _INODE = "ino, mode, uid, gid, nlink, rdev, size, atime, mtime, ctime, class"

@@ -24,7 +24,7 @@ from deltapool.fs.files import Files
 from deltapool.fs.inode import Ino, Inode
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.livefile import LiveStore
-from deltapool.fs.namespace import NULS, NULS_CUT, JournalNote, LiveNote, Namespace
+from deltapool.fs.namespace import NULS, NULS_TRUNCATING, JournalNote, LiveNote, Namespace
 from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER, LOST_FOLDER
 
 BLOCK = 1 << 20
@@ -41,7 +41,7 @@ class Recovery:
     same_boot: bool = True
     dirty: list[Ino] = dataclasses.field(default_factory=list)
     restored: list[Ino] = dataclasses.field(default_factory=list)  # unfinished rewrites, dropped for the old content
-    trimmed: list[Ino] = dataclasses.field(default_factory=list)  # journals whose lost tail was cut off
+    trimmed: list[Ino] = dataclasses.field(default_factory=list)  # journals that had a lost tail
     missing: list[Ino] = dataclasses.field(default_factory=list)  # created, never synced, bytes lost
 
     def summary(self) -> str:
@@ -118,8 +118,8 @@ def cut_lost_tail(namespace: Namespace, store: LiveStore, ino: Ino, recovery: Re
     """After an unclean stop: ends a dirty journal before its first byte that was lost, and has its digest taken anew.
 
     A journal that never had a NUL ends before its first one. One that has some is cut only after another boot (before
-    it, the page cache kept everything), and only behind what was durable; where that is if it was being cut back to it,
-    since the filesystem below may have filled its last block with zeros before the new length was durable."""
+    it, the page cache kept everything), and only behind what was durable. If it was being truncated to that, it ends
+    there: the filesystem below may have filled the last block with zeros before the new length was durable."""
     note = namespace.journal_note(ino)
     length = first_lost(store.path(ino), note, same_boot=recovery.same_boot)
     if length is not None:
@@ -136,7 +136,7 @@ def first_lost(path: str, note: JournalNote | None, *, same_boot: bool) -> int |
         return first_nul(path)
     if same_boot:
         return None
-    if note.nuls == NULS_CUT and os.stat(path).st_size > note.durable:
+    if note.nuls == NULS_TRUNCATING and os.stat(path).st_size > note.durable:
         return note.durable
     return first_nul(path, note.durable)
 
@@ -239,7 +239,7 @@ class Audit:
         inode.size, inode.mtime_ns = found.st_size, found.st_mtime_ns
         inode.marked = True
         inode.changes += 1
-        inode.cut = inode.changes  # maybe: see `Files._sync_cut`
+        inode.truncated = inode.changes  # maybe: see `Files._sync_truncation`
         self.inodes.dirty[ino] = inode
         self.changed.append(ino)
         log.warning("inode %d: its live file %s is not as it was noted", ino, self.inodes.store.path(ino))

@@ -261,7 +261,7 @@ def _appended_later(path: pathlib.Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("filler", [b"-", b"\0"], ids=("text", "nuls"))
 @pytest.mark.parametrize("change", [_rewritten, _shortened, _appended_later])
-def test_a_journal_that_was_cut_back_never_has_old_bytes_behind_new_ones(
+def test_a_journal_that_was_truncated_never_has_old_bytes_behind_new_ones(
     machine: Machine, change: Callable[[pathlib.Path, bytes], None], filler: bytes
 ) -> None:
     """The disk has the new bytes, in the place of old ones, but did not hear yet that the file became shorter."""
@@ -282,7 +282,7 @@ def test_a_journal_that_was_cut_back_never_has_old_bytes_behind_new_ones(
 
 
 @pytest.mark.parametrize("filler", [b"-", b"\0"], ids=("text", "nuls"))
-def test_a_journal_that_was_cut_back_has_no_zeros_before_old_bytes(machine: Machine, filler: bytes) -> None:
+def test_a_journal_that_was_truncated_has_no_zeros_before_old_bytes(machine: Machine, filler: bytes) -> None:
     """What the filesystem below does to the rest of the last block is on the disk, the new size is not."""
     machine.mount.stop()
     machine.start(config=LATE)
@@ -296,8 +296,8 @@ def test_a_journal_that_was_cut_back_has_no_zeros_before_old_bytes(machine: Mach
     assert journal.read_bytes() in (old, old[:901])
 
 
-def test_what_is_synced_after_a_cut_is_kept_with_its_nuls(machine: Machine) -> None:
-    """Of a journal in which NULs belong, cut back, written on and synced, nothing is lost with what comes later."""
+def test_what_is_synced_after_a_truncation_is_kept_with_its_nuls(machine: Machine) -> None:
+    """Of a journal in which NULs belong, truncated, written on and synced, nothing is lost with what comes later."""
     machine.mount.stop()
     machine.start(config=LATE)
     journal = machine.path / "j.jsonl"
