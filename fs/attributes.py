@@ -9,8 +9,8 @@ import dataclasses
 import os
 
 from deltapool.fs.errors import Invalid, NoAttribute, NotPermitted, Unsupported
-from deltapool.fs.files import Files, without_set_id
-from deltapool.fs.inode import Inode
+from deltapool.fs.files import Files
+from deltapool.fs.inode import Inode, without_set_id
 from deltapool.fs.inodes import Inodes
 
 USER = b"user."

@@ -26,6 +26,7 @@ class Limits:
     hold_back_seconds: float = 1.0  # a truncated journal without a write for this long is truncated for real
     reap_seconds: float = 0.5  # removed live files are freed this long after their removal, at most
     inodes_cached: int = 100_000
+    open_live_files: int = 1 << 20  # of those that agents have open, so many are kept open here
     sync_each_files: int = 32  # more dirty files than this are made durable by one syncfs
     threads: int = 32
     wal_checkpoint_bytes: int = 4 << 20

@@ -12,19 +12,19 @@ first, then everything
 import contextlib
 import itertools
 import stat
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import trio
 
 from deltapool.fs.classes import FileClass
-from deltapool.fs.errors import Damaged, FilesystemError, FileTooLarge, Invalid, IsDirectory, NoSpace, ReadOnly
-from deltapool.fs.inode import Inode
+from deltapool.fs.errors import Damaged, FileTooLarge, Invalid, IsDirectory, NoSpace, ReadOnly
+from deltapool.fs.inode import Inode, without_set_id
 from deltapool.fs.inodes import Inodes
 from deltapool.fs.journal import Journal
 from deltapool.fs.livefile import LiveFile
 from deltapool.fs.namespace import NULS_TRUNCATING, JournalNote
 from deltapool.fs.space import Space
+from deltapool.fs.waiting import both
 
 OFFSET_MAX = (1 << 63) - 1
 WARM_TRIES = 3
@@ -40,6 +40,7 @@ class Files:
         self.limits = inodes.limits
         self.stats = inodes.stats
         self.space = space
+        self.store.make_room = self._close_idle
         self.hurry: Callable[[], None] = lambda: None  # asks for the background work to begin at once
 
     # --- handles
@@ -81,6 +82,15 @@ class Files:
     def close_live(self, inode: Inode) -> None:
         """Closes the descriptor unless a handle needs it. Bytes in the page cache are safe without it."""
         if inode.live is not None and not inode.handles:
+            inode.live.close()
+            inode.live = None
+
+    def _close_idle(self) -> None:
+        """Agents have more files open than this process may: half of the descriptors are closed, and opened again when
+        they are needed."""
+        idle = [inode for inode in self.inodes.all() if inode.live is not None and not inode.live.users]
+        for inode in idle[: len(idle) // 2 + 1]:
+            assert inode.live is not None
             inode.live.close()
             inode.live = None
 
@@ -190,7 +200,7 @@ class Files:
         if offset + len(data) > OFFSET_MAX:
             raise FileTooLarge(f"offset {offset}")
         while inode.file_class == FileClass.JOURNAL:
-            if awaits_truncation(inode):
+            if inode.awaits_truncation:
                 await self._sync_truncation(inode)
             elif (old := await self._old_bytes(inode, offset, len(data))) is not None:
                 accepted = self._write_journal(inode, offset, data, old)
@@ -211,7 +221,7 @@ class Files:
         """What a write to a journal is to be compared with. Cold bytes are waited for before anything is decided. None
         if something else must be looked at again first."""
         for tries in itertools.count():
-            if inode.file_class != FileClass.JOURNAL or awaits_truncation(inode):
+            if inode.file_class != FileClass.JOURNAL or inode.awaits_truncation:
                 return None
             live = self.live(inode)
             overlap = self.journal(inode).overlap(offset, size)
@@ -306,9 +316,11 @@ class Files:
             return
         shorter = length < inode.size
         if length == 0 and shorter and not live.is_new and inode.nlink:
-            inode.live = self.store.begin_rewrite(inode.ino)
+            new = self.store.begin_rewrite(inode.ino)
+            if inode.live is not None:
+                inode.live.close()
+            inode.live = new
             inode.truncated_at = self.clock.steady()
-            live.close()
         else:
             live.truncate(length)
         self._changed(inode, length)
@@ -415,31 +427,3 @@ class Files:
         if inode.nlink:
             self.inodes.dirty[inode.ino] = inode
         self.store_times(inode)
-
-
-async def both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
-    """Two waits side by side. The first error is raised when both have ended."""
-    failed: list[Exception] = []
-
-    async def attempt(work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except (FilesystemError, OSError) as error:
-            failed.append(error)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(attempt, one)
-        nursery.start_soon(attempt, other)
-    if failed:
-        raise failed[0]
-
-
-def awaits_truncation(inode: Inode) -> bool:
-    """Whether the live file became shorter, and that is not known to be durable. Without a name it need not be."""
-    return inode.truncated > inode.synced and inode.nlink > 0
-
-
-def without_set_id(mode: int) -> int:
-    """The mode after a change of content or owner: no setuid, no setgid where the group may execute."""
-    mode &= ~stat.S_ISUID
-    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode

@@ -58,6 +58,17 @@ class Inode:
         return stat.S_ISDIR(self.mode)
 
     @property
+    def awaits_truncation(self) -> bool:
+        """Whether the live file became shorter, and that is not known to be durable. Without a name it need not be."""
+        return self.truncated > self.synced and self.nlink > 0
+
+    @property
     def pinned(self) -> bool:
         """Something would be lost, or answered wrongly, if this object were forgotten."""
         return self.handles > 0 or self.marked or self.live is not None or self.nlink == 0
+
+
+def without_set_id(mode: int) -> int:
+    """The mode after a change of content or owner: no setuid, no setgid where the group may execute."""
+    mode &= ~stat.S_ISUID
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode

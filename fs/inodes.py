@@ -7,7 +7,7 @@ derived here, from the names.
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from deltapool.fs.classes import FileClass, Rules, combine
 from deltapool.fs.clock import Clock
@@ -92,6 +92,10 @@ class Inodes:
     def cached(self, ino: Ino) -> Inode | None:
         """The inode if it is in memory."""
         return self._cached.get(ino)
+
+    def all(self) -> Iterator[Inode]:
+        """All that are in memory."""
+        return iter(self._cached.values())
 
     def with_journal(self) -> list[Inode]:
         """Those whose journal is in memory."""

@@ -13,13 +13,16 @@ import ctypes
 import errno
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+import resource
+from collections.abc import Callable, Iterable, Iterator
 
 from deltapool.fs.inode import Ino
 from deltapool.fs.state import LIVE_DIRECTORIES, LIVE_FOLDER
 
 NEW = ".new"
 BLOCK_BYTES = 1 << 20
+SPARE_DESCRIPTORS = 256  # for everything else
+OPEN_MIN = 64
 
 
 def relative_path(ino: Ino, *, new: bool = False) -> str:
@@ -31,9 +34,11 @@ class LiveFile:
     """An open live file. `users` counts threads that are using the descriptor; it is closed when the last one is
     done."""
 
-    __slots__ = ("_closing", "fd", "ino", "is_new", "users")
+    __slots__ = ("_closed", "_closing", "fd", "ino", "is_new", "users")
 
-    def __init__(self, ino: Ino, fd: int, *, is_new: bool) -> None:
+    def __init__(self, ino: Ino, fd: int, *, is_new: bool, closed: Callable[[], None] = lambda: None) -> None:
+        """`closed` is called when the descriptor has been."""
+        self._closed = closed
         self.ino = ino
         self.fd = fd
         self.is_new = is_new
@@ -102,45 +107,63 @@ class LiveFile:
         finally:
             self.users -= 1
             if self._closing and not self.users:
-                os.close(self.fd)
+                self._close()
 
     def close(self) -> None:
         if self.users:
             self._closing = True
         else:
-            os.close(self.fd)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        self._closed()
 
 
 class LiveStore:
     """The folder `live/` of one state folder."""
 
-    def __init__(self, state: pathlib.Path) -> None:
+    def __init__(self, state: pathlib.Path, open_max: int) -> None:
+        """At most `open_max` live files are kept open, and at most as many as this process may."""
         self.folder = state / LIVE_FOLDER
         self._root = f"{self.folder}/"
         self.rewriting: set[Ino] = set()  # those whose present bytes are in `.new`
         self.fresh: set[Ino] = set()  # those whose present name in the folder may not be durable
         self.needed: set[Ino] = set()  # those that have no inode any more, but whose bytes are still looked at
+        self.open_files = 0
+        possible = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
+        self.open_max = max(OPEN_MIN, min(open_max, possible))
+        self.make_room: Callable[[], None] = lambda: None  # told to close some when so many are open
 
     def path(self, ino: Ino, *, new: bool = False) -> str:
         return self._root + relative_path(ino, new=new)
 
     def create(self, ino: Ino) -> LiveFile:
-        fd = os.open(self.path(ino), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        live = self._open(ino, os.O_CREAT | os.O_EXCL, new=False)
         self.fresh.add(ino)
-        return LiveFile(ino, fd, is_new=False)
+        return live
 
     def open(self, ino: Ino) -> LiveFile:
-        new = ino in self.rewriting
-        return LiveFile(ino, os.open(self.path(ino, new=new), os.O_RDWR | os.O_CLOEXEC), is_new=new)
+        return self._open(ino, 0, new=ino in self.rewriting)
+
+    def _open(self, ino: Ino, flags: int, *, new: bool) -> LiveFile:
+        if self.open_files >= self.open_max:
+            self.make_room()
+        fd = os.open(self.path(ino, new=new), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        self.open_files += 1
+        return LiveFile(ino, fd, is_new=new, closed=self._one_closed)
+
+    def _one_closed(self) -> None:
+        self.open_files -= 1
 
     def stat(self, ino: Ino) -> os.stat_result:
         return os.stat(self.path(ino, new=ino in self.rewriting))
 
     def begin_rewrite(self, ino: Ino) -> LiveFile:
         """A new, empty live file beside the old one, which stays."""
-        fd = os.open(self.path(ino, new=True), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        live = self._open(ino, os.O_CREAT | os.O_TRUNC, new=True)
         self.rewriting.add(ino)
-        return LiveFile(ino, fd, is_new=True)
+        return live
 
     def sync_data(self, fd: int) -> None:
         os.fdatasync(fd)

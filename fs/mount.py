@@ -54,7 +54,7 @@ class Parts:
 def build(state: State, mountpoint: pathlib.Path, config: Config, sink: Sink | None) -> Parts:
     """Recovers the state folder and puts everything above it together. Nothing is mounted yet."""
     clock, stats = SystemClock(), Stats()
-    store = LiveStore(state.folder)
+    store = LiveStore(state.folder, config.limits.open_live_files)
     namespace = Namespace(state.namespace, config.limits, clock.now_ns())
     recovery = recover(namespace, store)
     inodes = Inodes(namespace, store, config.rules, clock, config.limits, stats)
@@ -197,7 +197,7 @@ def _close(parts: Parts) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """One descriptor for each file that agents have open: as many as this user may have."""
+    """A descriptor for each file that agents have open, as far as this user may have so many (see `LiveStore`)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = int(NR_OPEN.read_text())
     for limit in (most, hard):

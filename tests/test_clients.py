@@ -25,6 +25,7 @@ from processes import Child, Counter, Flag, errno_of, running
 from deltapool.fs import control
 
 FSYNCING_THREADS = 150
+OPEN_FILES = 400
 KILLS, KILLS_AT_ONCE = 200, 10
 HEALTH_SECONDS = 30.0
 
@@ -127,6 +128,36 @@ def test_clients_that_are_stopped_block_nobody(mount: FaultyMount) -> None:
 
 def _state(pid: int) -> str:
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_agents_may_have_more_files_open_than_the_daemon_has_descriptors(tmp_path: pathlib.Path) -> None:
+    """What it closed meanwhile is opened again: with and without a name, journals, in the middle of a rewrite."""
+    with FaultyMount(tmp_path / "mount", tmp_path / "state", "[limits]\nopen_live_files = 64\n") as mount:
+        fds: dict[int, bytes] = {}
+        for number in range(OPEN_FILES):
+            path = mount.path / (f"{number}.jsonl" if number % 3 == 0 else f"{number}")
+            path.write_bytes(b"%d old\n" % number)
+            rewritten = os.O_TRUNC if number % 5 == 0 else 0
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | rewritten)
+            fds[fd] = b"" if rewritten else b"%d old\n" % number
+            if number % 7 == 0:
+                path.unlink()
+        order = list(fds) * 3
+        random.Random(7).shuffle(order)
+        for fd in order:
+            line = b"%d more\n" % fd
+            assert os.write(fd, line) == len(line)
+            fds[fd] += line
+            if fd % 11 == 0:
+                os.fsync(fd)
+            assert os.pread(fd, 1000, 0) == fds[fd]
+        assert len(os.listdir(f"/proc/{mount.pid}/fd")) < OPEN_FILES
+        for fd, content in fds.items():
+            assert os.pread(fd, 1000, 0) == content
+            assert os.fstat(fd).st_size == len(content)
+            os.close(fd)
+        mount.stop()
+        assert mount.fsck() == []
 
 
 def test_a_lookup_does_not_starve_beside_150_fsyncing_threads(tmp_path: pathlib.Path) -> None:
