@@ -6,6 +6,7 @@ derived here, from the names.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -69,7 +70,7 @@ class Inodes:
         at the young end."""
         goal = self.limits.inodes_cached - EVICT_BATCH
         keep: list[Inode] = []
-        for ino in list(self._cached)[: len(self._cached) - goal]:
+        for ino in list(itertools.islice(self._cached, len(self._cached) - goal)):
             inode = self._cached.pop(ino)
             if inode.pinned or ino in self.dirty or inode.transaction > self.database.synced:
                 keep.append(inode)

@@ -160,8 +160,11 @@ class Settler:
     # --- settling
 
     async def settle(self, *, everything: bool = False) -> None:
-        """Makes dirty files clean: durable, noted, without a mark. `everything` takes in those still being written."""
+        """Makes dirty files clean: durable, noted, without a mark. `everything` takes in those still being written.
+        Names become durable too: what is in memory for their sake may be forgotten then."""
         await self._settle(lambda inode: self._ripe(inode, everything))
+        if self.database.failure is None:
+            await self.database.durable(self.database.committed)
 
     async def replace(self) -> None:
         """Does that now to the files that were rewritten and closed: until then a crash finds the old ones."""
