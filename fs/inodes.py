@@ -17,7 +17,7 @@ from deltapool.fs.errors import NotFound
 from deltapool.fs.inode import ROOT, Ino, Inode
 from deltapool.fs.livefile import LiveStore
 from deltapool.fs.namespace import PRIVATE, Name, Namespace
-from deltapool.fs.stats import Stats, Total
+from deltapool.fs.stats import Stats
 
 EVICT_BATCH = 256
 
@@ -101,12 +101,6 @@ class Inodes:
     def with_journal(self) -> list[Inode]:
         """Those whose journal is in memory."""
         return [inode for inode in self._cached.values() if inode.journal is not None]
-
-    def count_all(self) -> None:
-        """The totals by class from the rows: once, before the first request."""
-        for file_class, (files, size) in self.namespace.totals().items():
-            self.stats.totals[file_class] = Total(files, size)
-        self.stats.gone = self.namespace.gone()
 
     def __contains__(self, ino: Ino) -> bool:
         return ino in self._cached

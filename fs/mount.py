@@ -19,6 +19,7 @@ from deltapool.fs import server, session, unmount
 from deltapool.fs.attributes import Attributes
 from deltapool.fs.clock import SystemClock
 from deltapool.fs.config import Config
+from deltapool.fs.counting import Count
 from deltapool.fs.database import Database
 from deltapool.fs.errors import FilesystemError, StateError
 from deltapool.fs.files import Files
@@ -49,6 +50,7 @@ class Parts:
     adapter: Adapter
     report: Report
     audit: Audit
+    count: Count
 
 
 def build(state: State, mountpoint: pathlib.Path, config: Config, sink: Sink | None) -> Parts:
@@ -58,7 +60,8 @@ def build(state: State, mountpoint: pathlib.Path, config: Config, sink: Sink | N
     namespace = Namespace(state.namespace, config.limits, clock.now_ns())
     recovery = recover(namespace, store)
     inodes = Inodes(namespace, store, config.rules, clock, config.limits, stats)
-    inodes.count_all()
+    stats.gone = namespace.gone()
+    count = Count(state.namespace)
     files = Files(inodes, Space(state.folder, clock, config.limits))
     resume(files, recovery)
     names = Names(inodes, files)
@@ -67,8 +70,8 @@ def build(state: State, mountpoint: pathlib.Path, config: Config, sink: Sink | N
     audit = Audit(inodes, state.folder, recovery)
     if not recovery.clean and recovery.dirty:
         log.warning("recovered after an unclean stop: %d files were dirty, %s", len(recovery.dirty), recovery.summary())
-    report = Report(state, mountpoint, settler, recovery, audit)
-    return Parts(inodes, files, settler, Adapter(inodes, files, names, attributes), report, audit)
+    report = Report(state, mountpoint, settler, recovery, audit, count)
+    return Parts(inodes, files, settler, Adapter(inodes, files, names, attributes), report, audit, count)
 
 
 def serve(
@@ -112,6 +115,7 @@ async def _main(
         nursery.start_soon(_hurry, settler)
         nursery.start_soon(_repeat, limits.reap_seconds, settler.reap)
         nursery.start_soon(parts.audit.run)
+        nursery.start_soon(parts.count.run, parts.inodes.stats)
         handlers: dict[str, server.Handler] = {
             "status": parts.report.status,
             "journals": parts.report.journals,

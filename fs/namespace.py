@@ -335,11 +335,6 @@ class Namespace:
     def gone(self) -> JournalCounts:
         return JournalCounts(*json.loads(self.meta("gone") or "[]"))  # type: ignore[arg-type]
 
-    def totals(self) -> dict[FileClass, tuple[int, int]]:
-        """(files, bytes) of every class, as of the rows."""
-        rows = self._execute("SELECT class, count(*), sum(size) FROM inode WHERE mode & 61440 = 32768 GROUP BY class")
-        return {FileClass(file_class): (count, size) for file_class, count, size in rows}
-
 
 def _inode(row: tuple[int, ...]) -> Inode:
     ino, mode, uid, gid, nlink, rdev, size, atime, mtime, ctime, file_class = row

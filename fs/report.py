@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from deltapool.fs.counting import Count
 from deltapool.fs.errors import NotFound, UserError
 from deltapool.fs.inodes import join
 from deltapool.fs.recover import Audit, Recovery
@@ -20,7 +21,13 @@ TURN_JOURNALS = 64  # agents get a turn after so many
 
 class Report:
     def __init__(
-        self, state: State, mountpoint: pathlib.Path, settler: Settler, recovery: Recovery, audit: Audit
+        self,
+        state: State,
+        mountpoint: pathlib.Path,
+        settler: Settler,
+        recovery: Recovery,
+        audit: Audit,
+        count: Count,
     ) -> None:
         self.state = state
         self.mountpoint = mountpoint
@@ -28,8 +35,10 @@ class Report:
         self.inodes = settler.inodes
         self.recovery = recovery
         self.audit = audit
+        self.count = count
 
     async def status(self, _request: dict[str, Any]) -> dict[str, Any]:
+        await self.count.done.wait()
         stats, database = self.inodes.stats, self.inodes.database
         classes = {each.label: {"files": total.files, "bytes": total.bytes} for each, total in stats.totals.items()}
         counts = self._all_counts()

@@ -1,7 +1,7 @@
 """What `status` counts: files and bytes of each class, and what agents wrote, changed and read.
 
-The totals by class start from one scan of the namespace and are kept by differences; the counters of journals live
-with each journal, and those of journals that are gone are added up here. Nothing in this module does I/O.
+The totals by class come from one scan of the namespace (`counting`) and are kept by differences; the counters of
+journals live with each journal, and those of journals that are gone are added up here. Nothing in this module does I/O.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ class Stats:
     def resized(self, file_class: FileClass, difference: int) -> None:
         self.totals[file_class].bytes += difference
 
-    def appeared(self, file_class: FileClass, size: int) -> None:
+    def appeared(self, file_class: FileClass, size: int, files: int = 1) -> None:
         total = self.totals[file_class]
-        total.files += 1
+        total.files += files
         total.bytes += size
 
     def vanished(self, file_class: FileClass, size: int) -> None:
