@@ -72,7 +72,7 @@ def _sizes(length_max: int, average: int) -> Sizes:
 WHOLE_BYTES_MAX: Final = 256 << 10
 SIZES: Final = (
     Sizes(WHOLE_BYTES_MAX, WHOLE_BYTES_MAX, WHOLE_BYTES_MAX, WHOLE_BYTES_MAX),
-    _sizes(8 << 20, 4 << 10),
+    _sizes(8 << 20, 8 << 10),
     _sizes(64 << 20, 32 << 10),
     _sizes(512 << 20, 128 << 10),
     _sizes(1 << 62, 1 << 20),
@@ -216,8 +216,8 @@ class _Cutter:
         """Where data is cut at the latest, so that cutting comes back to the old cuts."""
         dirty_end, dirty_next = self._dirty_around(at)
         index = bisect_left(self._old.starts, max(at + 1, dirty_end + self._sizes.resync_bytes))
-        if index == len(self._old.starts) or (dirty_next is not None and dirty_next < self._old.starts[index]):
-            return self._length
+        if index == len(self._old.starts) or (dirty_next is not None and _restart(self._old, dirty_next) <= index):
+            return self._length  # none, or cutting could not end there
         return min(self._old.starts[index], self._length)
 
     def _dirty_around(self, at: int) -> tuple[int, int | None]:

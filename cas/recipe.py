@@ -14,7 +14,6 @@ A record proves itself: a checksum over all of it, lengths that add up, nothing 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
 import xxhash
@@ -56,6 +55,15 @@ class Part:
     entry: Entry
     start: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The entries [first, last), which another recipe has from `start` on, or not."""
+
+    first: int
+    last: int
+    start: int | None
 
 
 class DamagedRecipe(ValueError):
@@ -122,6 +130,33 @@ def recipe_of(entries: Iterable[Entry]) -> Recipe:
     return Recipe(tuple(joined))
 
 
+def replaced(old: Recipe, new: Recipe) -> Iterator[tuple[int, Chunk]]:
+    """(number of an entry of `new`, the chunk of `old` in whose place it is), for chunks that `old` does not have.
+
+    What lies between two runs that both have is taken to have become what lies there now, in proportion.
+    """
+    runs = _runs(new, old)
+    old_first = 0
+    for run, after in zip(runs, [*runs[1:], None], strict=True):
+        if run.start is not None:
+            old_first = run.start + run.last - run.first
+            continue
+        old_last = len(old.entries) if after is None or after.start is None else after.start
+        if old_first >= old_last:
+            continue  # something came between, and nothing went
+        old_start, old_end = old.starts[old_first], _end(old, old_last - 1)
+        new_start, new_end = new.starts[run.first], _end(new, run.last - 1)
+        for index in range(run.first, run.last):
+            middle = new.starts[index] + new.entries[index].length // 2 - new_start
+            there = old.entries[old.index(old_start + middle * (old_end - old_start) // (new_end - new_start))]
+            if isinstance(new.entries[index], Chunk) and isinstance(there, Chunk):
+                yield index, there
+
+
+def _end(recipe: Recipe, index: int) -> int:
+    return recipe.starts[index] + recipe.entries[index].length
+
+
 # The codec.
 
 
@@ -131,11 +166,12 @@ def encode(recipe: Recipe, base: Recipe | None = None) -> bytes:
     if base is not None:
         fields.append(_checksum(base))
     fields.append(varint(len(recipe.entries)))
-    for at, count, start in _runs(recipe, base):
-        if start is not None:
-            fields += varint(count << 2 | KIND_COPY), varint(start)
+    runs = [_Run(0, len(recipe.entries), None)] if base is None else _runs(recipe, base)
+    for run in runs:
+        if run.start is not None:
+            fields += varint((run.last - run.first) << 2 | KIND_COPY), varint(run.start)
             continue
-        for entry in recipe.entries[at : at + count]:
+        for entry in recipe.entries[run.first : run.last]:
             if isinstance(entry, Chunk):
                 fields += varint(entry.length << 2 | KIND_CHUNK), entry.digest
             else:
@@ -207,23 +243,27 @@ def _checksum(recipe: Recipe) -> bytes:
     return encode(recipe)[-CHECKSUM_BYTES:]
 
 
-def _runs(recipe: Recipe, base: Recipe | None) -> Iterator[tuple[int, int, int | None]]:
-    """(first entry, how many, where the base has the same ones or None), covering the recipe."""
-    if base is None:
-        yield 0, len(recipe.entries), None
-        return
+def _runs(recipe: Recipe, base: Recipe) -> list[_Run]:
+    """The recipe as runs that the base has too and runs that it does not have."""
     places: dict[Entry, int] = {}
     for at, entry in enumerate(base.entries):
         if isinstance(entry, Chunk):
             places.setdefault(entry, at)
-    entries, at, next_start = recipe.entries, 0, 0
-    while at < len(entries):
-        follows = next_start < len(base.entries) and base.entries[next_start] == entries[at]
-        start = next_start if follows else places.get(entries[at])
-        count = 1
-        if start is not None:
-            rest = zip(entries[at + 1 :], base.entries[start + 1 :], strict=False)
-            count += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rest))
-        next_start = (next_start if start is None else start) + count  # a new piece stands for one of the base
-        yield at, count, start
-        at += count
+    ours, theirs = recipe.entries, base.entries
+    runs: list[_Run] = []
+    at = expected = 0
+    while at < len(ours):
+        follows = expected < len(theirs) and theirs[expected] == ours[at]
+        start = expected if follows else places.get(ours[at])
+        first = at
+        at += 1
+        if start is None:
+            expected += 1  # a new piece stands for one of the base
+            if runs and runs[-1].start is None:
+                first = runs.pop().first
+        else:
+            expected = start + 1
+            while at < len(ours) and expected < len(theirs) and ours[at] == theirs[expected]:
+                at, expected = at + 1, expected + 1
+        runs.append(_Run(first, at, start))
+    return runs
