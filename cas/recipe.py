@@ -14,6 +14,7 @@ A record proves itself: a checksum over all of it, lengths that add up, nothing 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final
 
 import xxhash
@@ -137,7 +138,7 @@ def replaced(old: Recipe, new: Recipe) -> Iterator[tuple[int, Chunk]]:
     """
     runs = _runs(new, old)
     old_first = 0
-    for run, after in zip(runs, [*runs[1:], None], strict=True):
+    for run, after in zip_longest(runs, runs[1:]):
         if run.start is not None:
             old_first = run.start + run.last - run.first
             continue
