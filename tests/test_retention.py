@@ -98,7 +98,7 @@ def applied(cuts: list[Cut], versions: list[Version], dropped: Drops) -> tuple[l
     ]
 
 
-@settings(reproducible, max_examples=1000)
+@settings(reproducible, max_examples=400)
 @given(histories(), limits)
 def test_it_is_the_policy_said_plainly(history: tuple[list[Cut], list[Version]], bound: RetentionLimits) -> None:
     cuts, versions = history
@@ -106,7 +106,7 @@ def test_it_is_the_policy_said_plainly(history: tuple[list[Cut], list[Version]],
     assert drops(cuts[::-1], versions[::-1], NOW, bound) == naive(cuts, versions, NOW, bound)
 
 
-@settings(reproducible, max_examples=500)
+@settings(reproducible, max_examples=250)
 @given(histories(), limits)
 def test_some_things_never_go(history: tuple[list[Cut], list[Version]], bound: RetentionLimits) -> None:
     cuts, versions = history
@@ -127,7 +127,7 @@ def test_some_things_never_go(history: tuple[list[Cut], list[Version]], bound: R
             assert version.id in dropped.versions
 
 
-@settings(reproducible, max_examples=500)
+@settings(reproducible, max_examples=250)
 @given(histories(), limits)
 def test_dropping_twice_drops_nothing_more(history: tuple[list[Cut], list[Version]], bound: RetentionLimits) -> None:
     first = drops(*history, NOW, bound)
@@ -135,7 +135,7 @@ def test_dropping_twice_drops_nothing_more(history: tuple[list[Cut], list[Versio
     assert again == Drops((), (), (), first.history_bytes)
 
 
-@settings(reproducible, max_examples=500)
+@settings(reproducible, max_examples=250)
 @given(histories(), limits, st.integers(0, 100), st.integers(0, 20 * DAY_NS))
 def test_less_room_and_more_time_drop_no_less(
     history: tuple[list[Cut], list[Version]], bound: RetentionLimits, less: int, later: int
@@ -146,7 +146,7 @@ def test_less_room_and_more_time_drop_no_less(
     assert kept_by_age(cuts, NOW + later, bound) <= kept_by_age(cuts, NOW, bound)
 
 
-@settings(reproducible, max_examples=500)
+@settings(reproducible, max_examples=250)
 @given(st.lists(ages, max_size=40), st.lists(st.integers(0, 40 * DAY_NS), max_size=6))
 def test_how_often_it_runs_changes_nothing(times: list[int], runs: list[int]) -> None:
     cuts, end = numbered(times), NOW + 40 * DAY_NS
