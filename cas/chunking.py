@@ -73,7 +73,7 @@ WHOLE_BYTES_MAX: Final = 256 << 10
 SIZES: Final = (
     Sizes(WHOLE_BYTES_MAX, WHOLE_BYTES_MAX, WHOLE_BYTES_MAX, WHOLE_BYTES_MAX),
     _sizes(8 << 20, 8 << 10),
-    _sizes(64 << 20, 32 << 10),
+    _sizes(64 << 20, 64 << 10),
     _sizes(512 << 20, 128 << 10),
     _sizes(1 << 62, 1 << 20),
 )
