@@ -367,9 +367,9 @@ def test_content_that_repeats_itself_comes_back_to_its_old_cuts() -> None:
     """No cut of 0xFF depends on its place: only a forced one leads back to the old ones."""
     data, pool = bytearray(b"\xff" * (7 << 20)), Pool()
     old = pool.put(bytes(data))
-    data[1_000_000:1_000_100] = noise(13, 100)
+    data[1_000_000:1_040_000] = noise(13, 40_000)
     reader = Reader(data)
-    assert pool.content(pool.store(rechunk(old, len(data), [(1_000_000, 1_000_100)], reader))) == data
+    assert pool.content(pool.store(rechunk(old, len(data), [(1_000_000, 1_040_000)], reader))) == data
     assert reader.total_bytes < 600_000
 
 
