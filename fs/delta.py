@@ -18,6 +18,7 @@ from typing import Final, Literal
 import xxhash
 
 from deltapool.cas.digest import DIGEST_BYTES, Read
+from deltapool.cas.wire import Cursor, Malformed, varint
 from deltapool.fs.extents import AppendRange, Change, PatchRange
 from deltapool.fs.fold import Replacement
 
@@ -152,25 +153,25 @@ def encode(delta: Delta, record_bytes_max: int = RECORD_BYTES_MAX) -> bytes:
         raise ValueError(f"no delta: {len(delta.steps)} steps, a digest of {len(delta.digest_after)} bytes")
     born = delta.born
     body = [bytes((0 if born is None else HAS_BORN | (0 if born.parent is None else HAS_PARENT),))]
-    body += _varint(delta.inode), _varint(_zigzag(delta.mtime_ns))
+    body += varint(delta.inode), varint(_zigzag(delta.mtime_ns))
     if born is not None:
-        body += _varint(len(born.path)), born.path, _varint(born.mode)
+        body += varint(len(born.path)), born.path, varint(born.mode)
         if born.parent is not None:
-            body += _varint(born.parent), _varint(born.prefix_length)
+            body += varint(born.parent), varint(born.prefix_length)
         elif born.prefix_length:
             raise ValueError("a prefix of no parent")
-    body.append(_varint(len(delta.steps)))
+    body.append(varint(len(delta.steps)))
     for step in delta.steps:
         match step:
             case Append(data):
-                body += bytes((StepKind.APPEND,)), _varint(len(data)), data
+                body += bytes((StepKind.APPEND,)), varint(len(data)), data
             case Patch(offset, data):
-                body += bytes((StepKind.PATCH,)), _varint(offset), _varint(len(data)), data
+                body += bytes((StepKind.PATCH,)), varint(offset), varint(len(data)), data
             case Truncate(length):
-                body += bytes((StepKind.TRUNCATE,)), _varint(length)
+                body += bytes((StepKind.TRUNCATE,)), varint(length)
             case Keep(at, start, length):
-                body += bytes((StepKind.KEEP,)), _varint(at), _varint(start), _varint(length)
-    body += _varint(delta.length_after), delta.digest_after
+                body += bytes((StepKind.KEEP,)), varint(at), varint(start), varint(length)
+    body += varint(delta.length_after), delta.digest_after
     size = sum(map(len, body))
     if HEADER_BYTES + size + CHECKSUM_BYTES > record_bytes_max:
         raise ValueError(f"a delta of {size} bytes exceeds the record limit of {record_bytes_max}")
@@ -215,7 +216,7 @@ class Decoder:
             self._begin += size
             try:
                 return _decode(record)
-            except _Malformed as error:
+            except Malformed as error:
                 raise DamagedRecord(position, str(error), self.position) from None
 
     def _record_bytes(self) -> int:
@@ -232,58 +233,15 @@ class Decoder:
         raise self._damage
 
 
-class _Malformed(Exception):
-    pass
-
-
-class _Cursor:
-    """Takes values from a record's body, and never a byte beyond it."""
-
-    __slots__ = ("_at", "_view")
-
-    def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
-
-    def byte(self) -> int:
-        if self._at >= len(self._view):
-            raise _Malformed("its body ends within a value")
-        self._at += 1
-        return self._view[self._at - 1]
-
-    def bytes(self, size: int) -> bytes:
-        if size > len(self._view) - self._at:
-            raise _Malformed("its body ends within a value")
-        self._at += size
-        return bytes(self._view[self._at - size : self._at])
-
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 63:
-                raise _Malformed("a number has more than 64 bits")
-        if value >> 64 or (byte == 0 and shift):
-            raise _Malformed("a number is not in its shortest form, or has more than 64 bits")
-        return value
-
-    def end(self) -> None:
-        if self._at != len(self._view):
-            raise _Malformed(f"{len(self._view) - self._at} bytes follow its body")
-
-
 def _decode(record: memoryview) -> Delta:
     if xxhash.xxh3_64_digest(record[:-CHECKSUM_BYTES]) != record[-CHECKSUM_BYTES:]:
-        raise _Malformed("its checksum does not match")
+        raise Malformed("its checksum does not match")
     if record[1] != VERSION:
-        raise _Malformed(f"it is of version {record[1]}, and this reader knows {VERSION}")
-    cursor = _Cursor(record[HEADER_BYTES:-CHECKSUM_BYTES])
+        raise Malformed(f"it is of version {record[1]}, and this reader knows {VERSION}")
+    cursor = Cursor(record[HEADER_BYTES:-CHECKSUM_BYTES])
     flags = cursor.byte()
     if flags not in (0, HAS_BORN, HAS_BORN | HAS_PARENT):
-        raise _Malformed(f"unknown flags {flags:#04x}")
+        raise Malformed(f"unknown flags {flags:#04x}")
     inode, mtime_ns = cursor.varint(), _unzigzag(cursor.varint())
     born = None
     if flags & HAS_BORN:
@@ -293,14 +251,14 @@ def _decode(record: memoryview) -> Delta:
             born = Born(path, mode, cursor.varint(), cursor.varint())
     count = cursor.varint()
     if count > STEPS_MAX:
-        raise _Malformed(f"{count} steps exceed the limit of {STEPS_MAX}")
+        raise Malformed(f"{count} steps exceed the limit of {STEPS_MAX}")
     steps = tuple(_decode_step(cursor) for _ in range(count))
     delta = Delta(inode, mtime_ns, born, steps, cursor.varint(), cursor.bytes(DIGEST_BYTES))
     cursor.end()
     return delta
 
 
-def _decode_step(cursor: _Cursor) -> Step:
+def _decode_step(cursor: Cursor) -> Step:
     match cursor.byte():
         case StepKind.APPEND:
             return Append(cursor.bytes(cursor.varint()))
@@ -311,23 +269,12 @@ def _decode_step(cursor: _Cursor) -> Step:
         case StepKind.KEEP:
             return Keep(cursor.varint(), cursor.varint(), cursor.varint())
         case kind:
-            raise _Malformed(f"unknown step {kind}")
+            raise Malformed(f"unknown step {kind}")
 
 
 def _header(body_bytes: int, version: int = VERSION) -> bytes:
     fields = bytes((MAGIC, version)) + body_bytes.to_bytes(4, "big")
     return fields + xxhash.xxh3_64_digest(fields)[:4]
-
-
-def _varint(value: int) -> bytes:
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"{value} is no unsigned number of 64 bits")
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _zigzag(value: int) -> int:
