@@ -120,7 +120,8 @@ class Mount:
 
 
 def is_mounted(path: pathlib.Path) -> bool:
-    return any(line.split(" ")[1] == str(path) for line in pathlib.Path("/proc/self/mounts").read_text().splitlines())
+    lines = pathlib.Path("/proc/self/mounts").read_bytes().splitlines()  # others' mounts may have any name
+    return any(line.split(b" ")[1] == os.fsencode(path) for line in lines)
 
 
 def wait_for_end(pid: int) -> None:
