@@ -35,9 +35,10 @@ def flush(mounted: Mount) -> None:
 
 
 def disk_bytes(pid: int) -> int:
-    """What a process has caused to be written to disks."""
+    """What a process has caused to be written to disks: pages that became dirty, but for those of files that it removed
+    before the kernel came to them."""
     fields = dict(line.split(": ") for line in pathlib.Path(f"/proc/{pid}/io").read_text().splitlines())
-    return int(fields["write_bytes"])
+    return int(fields["write_bytes"]) - int(fields["cancelled_write_bytes"])
 
 
 def live_file(mounted: Mount, path: pathlib.Path) -> pathlib.Path:
