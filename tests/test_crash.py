@@ -326,6 +326,7 @@ def survivor(folder: pathlib.Path, name: str, counter: Counter, back: Flag) -> d
     The errno of everything it tried."""
     path = folder / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    os.fsync(fd)  # a name of the last 10 ms may go with the daemon, and 100 writes can be quicker than that
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     tries: dict[str, Callable[[], object]] = {
         "write": lambda: os.write(fd, b"lost"),
